@@ -32,14 +32,12 @@ struct Registry {
     state: Mutex<State>,
     /// Changes when a channel opens or closes, for the tasks that subscribe to them.
     openings: watch::Sender<u64>,
-    /// The local tiers that are told of the changes of entries.
     taps: RwLock<Vec<Weak<dyn Tap>>>,
 }
 
 #[derive(Default)]
 struct State {
     waiters: BTreeMap<WaiterPlace, Waiter>,
-    /// The channels to subscribe to at the server.
     channels: HashMap<Arc<str>, ServerChannel>,
     /// The number of the last place.
     last: u64,
@@ -117,12 +115,10 @@ impl Channels {
         Changes { inbox, channels: self.clone(), place }
     }
 
-    /// Returns whether a topic has waiters.
     pub(crate) fn has_listeners(&self, topic: &Arc<str>) -> bool {
         self.state().from(topic, None).next().is_some()
     }
 
-    /// Has a local tier told of the changes of entries.
     pub(crate) fn add_tap(&self, tap: Weak<dyn Tap>) {
         let mut taps = write(&self.0.taps);
         taps.retain(|tap| tap.strong_count() > 0);
@@ -171,7 +167,6 @@ impl Channels {
         waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
     }
 
-    /// Returns whether a channel is to be subscribed to.
     pub(crate) fn wants(&self, channel: &str) -> bool {
         self.state().channels.contains_key(channel)
     }
@@ -340,7 +335,6 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Adds a push, and wakes the listener.
     pub(crate) fn put(&self, change: Change) {
         let mut unread = lock(&self.unread);
         // One look sees both, as when two channels of a listener are lost together.
@@ -363,7 +357,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the next change, if there is one.
     fn poll(changes: &mut Changes) -> Option<Change> {
         changes.next().now_or_never()
     }

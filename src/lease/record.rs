@@ -47,7 +47,6 @@ const RETRY: Duration = Duration::from_millis(10);
 pub struct Lease {
     pub(super) release: Release,
     pub(super) granted: Granted,
-    /// When the total hold ends.
     pub(super) ends: Instant,
     pub(super) lost: SetOnce<()>,
     counters: Arc<LockCounters>,
@@ -174,7 +173,6 @@ impl Lease {
         self.granted.fence
     }
 
-    /// Returns the error of a call that finds the lease lost.
     pub(crate) fn lost_error(&self) -> Error {
         Error::lost(&self.claim().name.key())
     }

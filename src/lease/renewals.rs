@@ -42,7 +42,6 @@ const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
 
-/// The renewals of one engine.
 pub(super) struct Renewals {
     backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
@@ -53,7 +52,6 @@ pub(super) struct Renewals {
     changed: Notify,
 }
 
-/// When to look at what.
 #[derive(Default)]
 struct Schedule {
     /// The leases that are held, each at its next look: to renew it, or at its deadline.
@@ -68,7 +66,6 @@ impl Renewals {
         Arc::new(Self { backend, counters, schedule, chunks, changed })
     }
 
-    /// Returns how many leases are held.
     pub(super) fn held(&self) -> usize {
         lock(&self.schedule).held.len()
     }
@@ -99,7 +96,6 @@ impl Renewals {
         record
     }
 
-    /// Renews a lease no more.
     pub(super) fn forget(&self, record: &Lease) {
         let mut schedule = lock(&self.schedule);
         schedule.remove(record);

@@ -67,10 +67,8 @@ pub struct Lock<Kind> {
     pub(super) kind: Kind,
 }
 
-/// How often a lease is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RenewalPace {
-    /// Each third of the lease.
     Third,
     Every(Duration),
     Never,
@@ -139,18 +137,6 @@ impl<Kind: Looks> Lock<Kind> {
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # async fn free(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
-    /// let mutex = locks.mutex("nightly");
-    /// if let Some(held) = mutex.holder().await? {
-    ///     println!("{:?} has the fence {}", held.owner, held.fence);
-    ///     mutex.force_unlock().await?;
-    /// }
-    /// # Ok(()) }
-    /// ```
     pub async fn holder(&self) -> Result<Option<Holding>, Error> {
         let held = self.held().await?;
         Ok((held.holders > 0).then_some(held))
@@ -170,7 +156,6 @@ impl<Kind: Looks> Lock<Kind> {
         Ok(self.space.engine.backend().clear(self.name()?, self.kind.mode()).await?)
     }
 
-    /// Looks up what is held and waited for.
     pub(super) async fn held(&self) -> Result<Holding, Error> {
         let backend = self.space.engine.backend();
         Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
@@ -192,7 +177,6 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    /// Returns a lock that waits without a limit.
     pub(super) fn unlimited(space: &LockSpace, key: Key, kind: Kind) -> Self {
         Self { wait_limit: Duration::MAX, ..Self::new(space, key, kind) }
     }

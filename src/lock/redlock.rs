@@ -122,13 +122,6 @@ impl Redlock {
     ///
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if the round trip is
     /// longer. The message says how long the limit must be.
-    ///
-    /// ```no_run
-    /// # async fn start(servers: [bellwether::RedisBackend; 3]) -> Result<(), bellwether::Error> {
-    /// let redlock = bellwether::Redlock::over(servers, "shop")?;
-    /// redlock.ready().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         self.servers.ready(&self.space.name(&Key::from("ready"))?).await
     }

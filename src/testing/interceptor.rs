@@ -20,26 +20,6 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
-///
-/// ```
-/// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
-/// use bellwether::{
-///     backend::Store,
-///     error::BackendError,
-///     testing::{Answer, Hook, Op, Operation},
-/// };
-///
-/// /// Counts the writes.
-/// #[derive(Clone, Default)]
-/// struct Edits(Arc<AtomicUsize>);
-///
-/// impl<B: Store> Hook<B> for Edits {
-///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
-///         self.0.fetch_add(usize::from(operation.op() == Op::Edit), Ordering::SeqCst);
-///         operation.perform(backend).await
-///     }
-/// }
-/// ```
 pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
     /// backend. The caller may drop the future at any point.
@@ -79,13 +59,11 @@ pub struct Interceptor<B, H> {
     pub hook: H,
 }
 
-/// The error of a hook that gives the answer to another operation.
 fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
     let why = format!("the hook was asked for {op:?} and answered {answer:?}");
     BackendError::new(BackendErrorKind::Unknown, why)
 }
 
-/// Sends an operation to the hook of an interceptor.
 macro_rules! ask {
     ($interceptor:ident, $op:ident, $operation:expr) => {
         match $interceptor.hook.around(&$interceptor.inner, $operation).await? {

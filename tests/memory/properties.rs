@@ -249,7 +249,7 @@ proptest! {
             retry = retry.times(times);
         }
         let waits: Vec<_> = retry.waits().take(100).collect();
-        prop_assert!(waits.len() <= times.unwrap_or(usize::MAX));
+        prop_assert_eq!(waits.len(), times.unwrap_or(100));
         for (turn, wait) in (0_u32..).zip(&waits) {
             let bound = match exponential {
                 true => base.saturating_mul(1 << turn.min(31)).min(cap),
@@ -258,4 +258,12 @@ proptest! {
             prop_assert!(*wait <= bound);
         }
     }
+}
+
+#[test]
+fn exponential_waits_spread() {
+    let longest = Duration::from_millis(80);
+    let waits: Vec<_> = Retry::exponential(longest, longest).times(40).waits().collect();
+    let is_short = |wait: &Duration| *wait < longest / 2;
+    assert!(waits.iter().any(is_short) && !waits.iter().all(is_short));
 }

@@ -78,11 +78,9 @@ impl RedisBackendBuilder {
     /// that are under way fail. A command waits as long for a connection that broke, with four
     /// round trips more, and for the first one three [connect time-outs](Self::connect_timeout).
     ///
-    /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. Where a round trip takes longer, set four of them:
+    /// Defaults to 250 ms; 24 h at most. Where a round trip takes longer, set four of them:
     /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
     /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
-    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self

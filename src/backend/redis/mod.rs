@@ -104,16 +104,13 @@ impl RedisBackend {
     /// [`connect_timeout`](RedisBackendBuilder::connect_timeout). A service that may start before
     /// its server calls it again.
     ///
-    /// A service that calls it at its start learns early of a wrong password, of a server that is
-    /// too old, and of rights that an ACL does not give. The error names them. A user that has no
-    /// right which only caches need is held to locks, and the other way round. This is no error.
+    /// So a service learns at its start of a wrong password, of a server that is too old, and of
+    /// rights that an ACL does not give, which the error names. A user that has no right which only
+    /// caches need is held to locks, and the other way round. The log has a warning if the round
+    /// trip is long for the [command time-out](RedisBackendBuilder::command_timeout).
     ///
-    /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
-    /// The log has a warning if the round trip is long for the [command
-    /// time-out](RedisBackendBuilder::command_timeout).
-    ///
-    /// The patterns of keys and channels are not checked, because only caches and locks know their
-    /// names. Nor is the right to subscribe: without it, waiters poll.
+    /// Not checked are the patterns of keys and channels, which only caches and locks know, and the
+    /// right to subscribe: without it, waiters poll.
     ///
     /// # Errors
     ///
@@ -122,21 +119,10 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
-    /// backend.ready().await?;
-    /// backend.ping().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.check_servers().await?)
     }
 
-    /// Returns the suffix of channels.
     fn channel(&self) -> &str {
         &self.0.channel_names.suffix
     }

@@ -8,7 +8,6 @@ use super::{
 };
 use crate::backend::redis::scripts::Call;
 
-/// The reply to a command.
 pub(super) type Reply = Result<Value, CommandFailure>;
 
 impl Link {
@@ -38,7 +37,6 @@ impl Link {
         }
     }
 
-    /// Runs a command.
     pub(super) async fn run(&self, command: &Cmd, asking: bool) -> Reply {
         if asking {
             let mut commands = redis::pipe();
@@ -72,7 +70,6 @@ impl Link {
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
-    /// Sends commands in one write, and returns the reply to each.
     pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Reply>, CommandFailure> {
         let sent = self.exchange(|mut connection| async move {
             connection.send_packed_commands(commands, 0, commands.len()).await

@@ -29,7 +29,6 @@ impl Events {
     }
 }
 
-/// The events of one server.
 #[derive(Clone)]
 pub(super) struct NodeEvents {
     pub(super) all: Arc<Events>,
@@ -38,7 +37,6 @@ pub(super) struct NodeEvents {
 }
 
 impl NodeEvents {
-    /// Returns whether a channel is served by this server.
     pub(super) fn serves(&self, channel: &str) -> bool {
         let Some(node) = &self.node else { return true };
         let slots = self.all.slots.known();

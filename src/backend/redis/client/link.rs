@@ -111,7 +111,6 @@ impl Link {
         Ok((used, reply))
     }
 
-    /// Classifies an error, and replaces the connection if the error asks for it.
     pub(super) fn failure(&self, error: RedisError, used: &Arc<Connection>) -> CommandFailure {
         if ends_connection(&error) {
             self.kept.give_up(used);
@@ -126,10 +125,9 @@ impl Link {
         }
     }
 
-    /// Waits for the connection. Returns how long the answer to a subscription may take then.
-    pub(super) async fn subscription_limit(&self) -> Result<Duration, BackendError> {
-        self.kept.current.wait(|| self.start()).await?;
-        Ok(self.kept.config.command_timeout)
+    /// Waits for the connection.
+    pub(super) async fn connected(&self) -> Result<(), BackendError> {
+        self.kept.current.wait(|| self.start()).await.map(drop)
     }
 }
 
@@ -224,7 +222,6 @@ impl KeptConnection {
         Ok(Some((Arc::new(connection), pushes)))
     }
 
-    /// Hands a new connection to the commands.
     fn connected(&self, current: &Arc<Connection>, begun: Instant, away_since: Option<Instant>) {
         let has_failed = matches!(self.current.now(), Finding::Failed(_));
         self.current.set(Finding::Known(current.clone()));

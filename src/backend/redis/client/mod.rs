@@ -89,7 +89,6 @@ impl Servers {
         Ok((Self { config, events, nodes }, Some(endpoint.database())))
     }
 
-    /// Runs a script.
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
         let run = |node: Arc<Node>, asking| async move { node.commands.call(call, asking).await };
         self.at(call.first_key(), run).await
@@ -122,7 +121,6 @@ impl Servers {
         self.at(key.as_bytes(), run).await
     }
 
-    /// Runs something at the server that has a key.
     async fn at<T, F>(
         &self,
         key: &[u8],
@@ -138,12 +136,10 @@ impl Servers {
         }
     }
 
-    /// Returns whether all keys are at one server.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.nodes, Nodes::Single(_))
     }
 
-    /// Runs a command at each server.
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
         self.at_each(|link| async move { Ok(link.run(command, false).await?) }).await
     }
@@ -196,10 +192,9 @@ impl Servers {
         }
     }
 
-    /// Waits for the connection of the subscription to a channel, which must be open. Returns how
-    /// long the answer may take.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
-        self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit().await?)).await
+    /// Waits for the connection of the subscription to a channel, which must be open.
+    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+        self.at(channel.as_bytes(), async |node, _| Ok(node.push.connected().await?)).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {

@@ -28,7 +28,6 @@ impl Node {
         Self { commands, grants: Some(Grants::new(grants, needed)), push }
     }
 
-    /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
     pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {
         match &self.grants {
             Some(grants) => Box::pin(grants.call(call, asking)).await,
@@ -36,7 +35,6 @@ impl Node {
         }
     }
 
-    /// Replaces the connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         self.commands.replace();
         if let Some(grants) = &self.grants {

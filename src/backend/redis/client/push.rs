@@ -100,13 +100,11 @@ impl Pushes {
     }
 }
 
-/// The subscriptions on one connection.
 struct Subscriptions<'a> {
     pushes: &'a Pushes,
     current: &'a Connection,
     /// How long the connection may be silent before a reply.
     limit: Duration,
-    /// How often the log tells of refused subscriptions.
     told: &'a Rarely,
     subscribed: HashSet<Arc<str>>,
     /// The channels that the server refuses, until the next `PING`.
@@ -176,7 +174,6 @@ impl Subscriptions<'_> {
         Ok(is_complete)
     }
 
-    /// Sends one command for each channel, and returns the reply to each.
     async fn each(&self, command: &str, channels: &[Arc<str>]) -> Result<Vec<Value>, RedisError> {
         if channels.is_empty() {
             return Ok(Vec::new());

@@ -32,7 +32,6 @@ impl Replicas {
         wait
     }
 
-    /// Checks the reply to the `WAIT`.
     fn confirmation(self, reply: Option<Reply>) -> Confirmation {
         let confirmed = match reply {
             Some(Ok(Value::Int(confirmed))) => confirmed,
@@ -64,7 +63,6 @@ pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> Ba
 /// Whether enough replicas confirmed a grant, or the error of one that does not count.
 pub(in super::super) type Confirmation = Result<(), BackendError>;
 
-/// The reply to a grant.
 pub(super) type GrantReply = Result<(Value, Confirmation), CommandFailure>;
 
 /// The connection for grants that replicas confirm.

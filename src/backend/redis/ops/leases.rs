@@ -18,9 +18,8 @@ use super::{
 use crate::{
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
-        RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
+        QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
         redis::{
-            client::Confirmation,
             keys,
             scripts::{Call, SCRIPTS, Script},
         },
@@ -32,7 +31,7 @@ use crate::{
 #[async_trait]
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
+        let entry_life = if claim.waits { millis(QUEUE_ENTRY_LIFE) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
             answer @ (Claimed::Granted(_) | Claimed::Occupied(_)) => Ok(answer),
@@ -109,11 +108,10 @@ impl Leases for RedisBackend {
         let call = lock_call(&SCRIPTS.convert, to, &[self.channel()])
             .owner(from.owner)
             .arg(from.mode.need().units());
-        let (passed, confirmation) = self.grant(&call, replies::passed).await?;
-        if passed.is_some() {
-            self.confirmed(to, confirmation).await?;
+        match self.grant(&call, replies::passed).await? {
+            (Some(_), Err(error)) => self.give_back(to, error).await,
+            (passed, _) => Ok(passed),
         }
-        Ok(passed)
     }
 
     async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
@@ -178,7 +176,8 @@ impl Leases for RedisBackend {
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
         changes.subscribe();
-        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        let limit = self.0.servers.config.command_timeout;
         match timeout(limit, changes.confirmed()).await {
             Ok(()) => Ok(changes),
             Err(_elapsed) => {
@@ -204,26 +203,22 @@ impl Leases for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim.
     pub(super) async fn claimed(
         &self,
         claim: &Claim,
         call: &Call<'_>,
     ) -> Result<Claimed, BackendError> {
-        let (claimed, confirmation) = self.grant(call, replies::claimed).await?;
-        if let Claimed::Granted(_) = claimed {
-            self.confirmed(claim, confirmation).await?;
+        match self.grant(call, replies::claimed).await? {
+            (Claimed::Granted(_), Err(error)) => self.give_back(claim, error).await,
+            (claimed, _) => Ok(claimed),
         }
-        Ok(claimed)
     }
 
     /// Gives back a grant that too few replicas confirmed. If that fails as well, the caller that
     /// claimed the lease undoes it.
-    async fn confirmed(&self, claim: &Claim, confirmation: Confirmation) -> Confirmation {
-        if confirmation.is_err() {
-            let _ = self.release(claim).await;
-        }
-        confirmation
+    async fn give_back<T>(&self, claim: &Claim, why: BackendError) -> Result<T, BackendError> {
+        let _ = self.release(claim).await;
+        Err(why)
     }
 
     /// Ends the lease of an entry, and pushes the reason. The name may back off after it.

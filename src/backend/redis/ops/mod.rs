@@ -68,7 +68,6 @@ impl RedisBackend {
         .boxed()
     }
 
-    /// Runs a script, and reads its reply.
     async fn run<T>(
         &self,
         call: &Call<'_>,

@@ -38,7 +38,6 @@ pub(super) fn word(value: &Value) -> &[u8] {
     }
 }
 
-/// Reads the reply to a claim.
 pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
     Ok(match word(&value) {
         b"held" => {
@@ -64,7 +63,7 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
 /// Reads an entry behind a word, with the time of the server.
 fn newer(value: Value) -> Result<Entry, BackendError> {
     let (_, bytes, time): (Value, Bytes, _) = read(value)?;
-    entry(bytes).map(|entry| entry.read_at(time))
+    Ok(Entry::decode(bytes)?.read_at(time))
 }
 
 /// Reads the back-off of a name, and the failure that it follows.
@@ -90,7 +89,6 @@ pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     }
 }
 
-/// Reads who holds a lock or loads an entry.
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     type Fields = (String, u64, u64, u32, u32, u64, String, u64, u32, Bytes);
     let (owner, fence, millis, holders, waiting, now, label, wait, failures, message) =
@@ -119,7 +117,6 @@ pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
-/// Reads the state of a latch.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), BackendError> {
     if word(&value) == b"unset" {
         return Ok((None, Flags::default()));
@@ -188,10 +185,6 @@ pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), Backend
         }
         other => Err(unreadable(other)),
     }
-}
-
-pub(super) fn entry(bytes: Bytes) -> Result<Entry, BackendError> {
-    Entry::decode(bytes).map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
 }
 
 pub(super) fn fence(value: Value) -> Result<u64, BackendError> {

@@ -259,7 +259,7 @@ impl RedisBackend {
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
             Value::Nil => Ok(None),
-            Value::BulkString(bytes) => replies::entry(bytes.into()).map(Some),
+            Value::BulkString(bytes) => Ok(Some(Entry::decode(bytes.into())?)),
             other => self.checked(Err(replies::unreadable(&other))),
         }
     }
@@ -276,7 +276,6 @@ fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
     matches!(answer, Ok(Some(Entry { windows: Some(windows), .. })) if !windows.is_fresh_only())
 }
 
-/// Returns the command that reads an entry.
 fn get(name: &Name) -> Cmd {
     let mut get = Cmd::with_capacity(2, name.prefix().len() + 40);
     get.arg("GET");

@@ -54,7 +54,6 @@ impl Script {
 }
 
 impl Scripts {
-    /// Returns the commands that load all scripts into a server.
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
         for script in self.all() {
@@ -74,7 +73,6 @@ pub(super) struct Call<'a> {
     pub(super) with_first: Option<Pipeline>,
 }
 
-/// Adds a key of a name to a command.
 pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
     let mut key = command.writer_for_next_arg();
     // Writes to memory do not fail.
@@ -126,13 +124,11 @@ impl<'a> Call<'a> {
         Self { with_first: Some(both), ..self }
     }
 
-    /// Adds an argument.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.by_digest.arg(argument);
         self
     }
 
-    /// Adds the id of an owner.
     pub(super) fn owner(mut self, owner: Owner) -> Self {
         self.by_digest.arg(&owner.digits()[..]);
         self
