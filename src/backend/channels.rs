@@ -232,6 +232,13 @@ impl State {
 }
 
 /// A registration for the changes of one name. Dropping it ends it.
+///
+/// ```
+/// # async fn next(mut changes: bellwether::backend::Changes) -> bellwether::backend::Change {
+/// changes.confirmed().await;
+/// changes.next().await
+/// # }
+/// ```
 pub struct Changes {
     inbox: Arc<Inbox>,
     channels: Channels,

@@ -137,6 +137,17 @@ impl<Kind: Looks> Lock<Kind> {
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn free(mutex: bellwether::lock::Mutex) -> Result<(), bellwether::Error> {
+    /// if let Some(held) = mutex.holder().await? {
+    ///     println!("{:?} has the fence {}", held.owner, held.fence);
+    ///     mutex.force_unlock().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn holder(&self) -> Result<Option<Holding>, Error> {
         let held = self.held().await?;
         Ok((held.holders > 0).then_some(held))

@@ -223,6 +223,22 @@ impl<When> Lock<Scheduled<When>> {
 
 /// The right to do the work of a job for one tick: the held [mutex](Locks::mutex) of its name. Call
 /// [`done`](Self::done) after the work: a turn that is dropped counts as a crash.
+///
+/// ```
+/// # async fn clean_up() -> std::io::Result<()> { Ok(()) }
+/// # async fn run(locks: bellwether::Locks) -> Result<(), bellwether::BoxError> {
+/// use std::time::{Duration, SystemTime};
+///
+/// // `None` if a process has begun this tick before.
+/// if let Some(turn) = locks.once("report", SystemTime::UNIX_EPOCH).begin().await? {
+///     turn.run(clean_up()).await??;
+///     turn.done().await?;
+/// }
+/// let turn = locks.every("clean-up", Duration::from_secs(60)).next().await?;
+/// turn.retry(Duration::from_secs(5), 3, clean_up).await??;
+/// turn.done().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {

@@ -29,6 +29,7 @@ use crate::{
 /// // Each is a `RedisBackend::open(url)?` on a machine of its own.
 /// let servers = [MemoryBackend::new(), MemoryBackend::new(), MemoryBackend::new()];
 /// let redlock = Redlock::over(servers.clone(), "reports")?.max_name(100);
+/// redlock.ready().await?;
 ///
 /// let guard = redlock.mutex("nightly").lock().await?;
 /// guard.run(write_report()).await?;

@@ -105,6 +105,11 @@ impl Several {
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
 ///     write(account, fence).await;
 /// }
+/// tokio::select! {
+///     () = guard.lost() => println!("another holder may have one of the locks"),
+///     written = guard.run(async { 7 }) => println!("wrote {}", written?),
+/// }
+/// guard.renew().await?;
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```

@@ -20,6 +20,20 @@ use crate::{
 };
 
 /// Meets each operation of an [`Interceptor`].
+///
+/// ```
+/// use bellwether::{backend::Store, error::BackendError, testing::{Answer, Hook, Operation}};
+///
+/// /// Changes nothing.
+/// #[derive(Clone)]
+/// struct Passes;
+///
+/// impl<B: Store> Hook<B> for Passes {
+///     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+///         operation.perform(backend).await
+///     }
+/// }
+/// ```
 pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
     /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
     /// backend. The caller may drop the future at any point.

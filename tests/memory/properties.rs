@@ -10,7 +10,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Change, Entry, Windows},
+    backend::{Announcement, Change, Entry, Handover, Owner, Windows},
     cache::{Codec, Json, Postcard, Raw},
     lease::{Retry, RetryStrategy},
 };
@@ -152,9 +152,21 @@ proptest! {
     }
 
     #[test]
-    fn an_invalidation_is_read_as_it_was_written(fence in 0..10_u64.pow(16)) {
-        let change = Change::Invalidated(fence);
-        prop_assert_eq!(Change::decode(&change.encode()), change);
+    fn a_change_is_read_as_it_was_written(
+        fence in 0..10_u64.pow(16),
+        bytes: usize,
+        crowd: u32,
+        millis: u64,
+    ) {
+        let (owner, ends) = (Owner::fresh(), Duration::from_millis(millis));
+        for change in [
+            Change::Wake,
+            Change::Announced(Announcement { fence, bytes, crowd }),
+            Change::Invalidated(fence),
+            Change::Granted(Handover { owner, fence, ends }),
+        ] {
+            prop_assert_eq!(Change::decode(&change.encode()), change);
+        }
     }
 }
 

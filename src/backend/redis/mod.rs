@@ -41,17 +41,20 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// Clones share their connections. The backend connects when it is first used, and again whenever a
 /// connection breaks, without end. So a service can start while Redis is down.
 ///
-/// ```
+/// ```no_run
 /// use std::time::Duration;
 /// use bellwether::RedisBackend;
 ///
+/// # async fn start() -> Result<(), bellwether::Error> {
 /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
+/// backend.ready().await?;
+/// backend.ping().await?;
 /// let with_settings = RedisBackend::builder()
 ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
 ///     .command_timeout(Duration::from_millis(500))
 ///     .client_name("shop")
 ///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct RedisBackend(Arc<RedisInner>);

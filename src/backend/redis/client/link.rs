@@ -1,8 +1,9 @@
 //! A connection that a task keeps: for commands, or for pushes.
 //!
-//! One task keeps the connections to a server, and starts with the first command. It connects, serves until the connection breaks, and connects again. A command takes the
-//! current connection. If the last attempt to connect failed, it fails at once. It waits for the
-//! first attempt after a break. So nothing queues up while the server is away.
+//! One task keeps the connections to a server, and starts with the first command. It connects,
+//! serves until a connection breaks, and connects again. A command takes the current connection. If
+//! the last attempt to connect failed, it fails at once. It waits for the first attempt after a
+//! break. So nothing queues up while the server is away.
 //!
 //! A connection that was silent for the command time-out ends (`socket`). It may be dead, or it
 //! lost a reply, and every later reply would go to the wrong command.
