@@ -32,14 +32,12 @@ struct Registry {
     state: Mutex<State>,
     /// Changes when a channel opens or closes, for the tasks that subscribe to them.
     openings: watch::Sender<u64>,
-    /// The local tiers that are told of the changes of entries.
     taps: RwLock<Vec<Weak<dyn Tap>>>,
 }
 
 #[derive(Default)]
 struct State {
     waiters: BTreeMap<WaiterPlace, Waiter>,
-    /// The channels to subscribe to at the server.
     channels: HashMap<Arc<str>, ServerChannel>,
     /// The number of the last place.
     last: u64,
@@ -117,12 +115,10 @@ impl Channels {
         Changes { inbox, channels: self.clone(), place }
     }
 
-    /// Returns whether a topic has waiters.
     pub(crate) fn has_listeners(&self, topic: &Arc<str>) -> bool {
         self.state().from(topic, None).next().is_some()
     }
 
-    /// Has a local tier told of the changes of entries.
     pub(crate) fn add_tap(&self, tap: Weak<dyn Tap>) {
         let mut taps = write(&self.0.taps);
         taps.retain(|tap| tap.strong_count() > 0);
@@ -130,7 +126,7 @@ impl Channels {
     }
 
     /// Tells all local tiers. Returns whether there is one.
-    fn tell_taps(&self, tell: impl Fn(&dyn Tap)) -> bool {
+    pub(crate) fn tell_taps(&self, tell: impl Fn(&dyn Tap)) -> bool {
         let taps = read(&self.0.taps);
         let told = taps.iter().filter_map(Weak::upgrade).map(|tap| tell(&*tap));
         told.count() > 0
@@ -165,24 +161,12 @@ impl Channels {
         self.state().channels.get(channel).is_some_and(|known| known.is_confirmed)
     }
 
-    /// Notes that the pushes of all that happened before the server was asked at this moment have
-    /// arrived.
-    pub(crate) fn complete_until(&self, asked: Instant) {
-        self.tell_taps(|tap| tap.complete_until(asked));
-    }
-
-    /// Returns whether there is a local tier.
-    pub(crate) fn is_tapped(&self) -> bool {
-        self.tell_taps(|_| ())
-    }
-
     /// Makes the waiters on some channels look again.
     pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
         let waiters = self.state().waiters_on(which);
         waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
     }
 
-    /// Returns whether a channel is to be subscribed to.
     pub(crate) fn wants(&self, channel: &str) -> bool {
         self.state().channels.contains_key(channel)
     }
@@ -197,12 +181,6 @@ impl Channels {
         self.0.openings.subscribe()
     }
 
-    /// Notes that the server has confirmed the subscriptions to some channels. Their waiters look
-    /// again, if that is new.
-    pub(crate) fn confirmed(&self, which: impl Fn(&str) -> bool) {
-        self.set_confirmed(true, which);
-    }
-
     /// Notes that the subscriptions to some channels are gone, and makes their waiters look again.
     pub(crate) fn lost(&self, which: impl Fn(&str) -> bool) {
         self.set_confirmed(false, which);
@@ -210,7 +188,9 @@ impl Channels {
         self.tell_taps(|tap| tap.lost());
     }
 
-    fn set_confirmed(&self, is_confirmed: bool, which: impl Fn(&str) -> bool) {
+    /// Notes whether the server confirms the subscriptions to some channels. Their waiters look
+    /// again, if that is new.
+    pub(crate) fn set_confirmed(&self, is_confirmed: bool, which: impl Fn(&str) -> bool) {
         let mut state = self.state();
         let mut changed = HashSet::new();
         for (channel, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
@@ -249,51 +229,15 @@ impl State {
         let hears = |waiter: &&Waiter| waiter.channels.iter().any(|channel| which(channel));
         self.waiters.values().filter(hears).map(|waiter| waiter.inbox.clone()).collect()
     }
-
-    /// Opens the channels of a waiter. Returns whether all are confirmed, and whether the server
-    /// must be asked for one.
-    fn subscribe(&mut self, place: &WaiterPlace) -> (bool, bool) {
-        let Some(waiter) = self.waiters.get_mut(place) else { return (false, false) };
-        let opens = !mem::replace(&mut waiter.is_open, true);
-        let (mut is_confirmed, mut must_ask) = (true, false);
-        for channel in &waiter.channels {
-            must_ask |= !self.channels.contains_key(channel);
-            let known = self.channels.entry(channel.clone()).or_default();
-            known.listeners += usize::from(opens);
-            is_confirmed &= known.is_confirmed;
-        }
-        (is_confirmed, must_ask)
-    }
-
-    /// Removes a waiter. Returns whether it was the last listener of a channel.
-    fn leave(&mut self, place: &WaiterPlace) -> bool {
-        let Some(waiter) = self.waiters.remove(place).filter(|waiter| waiter.is_open) else {
-            return false;
-        };
-        let mut has_closed = false;
-        for channel in &waiter.channels {
-            let Some(known) = self.channels.get_mut(channel) else { continue };
-            known.listeners -= 1;
-            let is_unused = known.listeners == 0 && !known.stays;
-            has_closed |= is_unused && self.channels.remove(channel).is_some();
-        }
-        has_closed
-    }
 }
 
 /// A registration for the changes of one name. Dropping it ends it.
 ///
 /// ```
-/// # let mut builder = tokio::runtime::Builder::new_current_thread();
-/// # builder.enable_time().build().unwrap().block_on(async {
-/// use bellwether::backend::{Change, Channels};
-///
-/// let channels = Channels::default();
-/// let mut changes = channels.listen(&"stock:42".into(), None);
+/// # async fn next(mut changes: bellwether::backend::Changes) -> bellwether::backend::Change {
 /// changes.confirmed().await;
-/// channels.push("stock:42", Change::Wake);
-/// assert_eq!(changes.next().await, Change::Wake);
-/// # });
+/// changes.next().await
+/// # }
 /// ```
 pub struct Changes {
     inbox: Arc<Inbox>,
@@ -335,8 +279,19 @@ impl Changes {
     ///
     /// The listener is woken ([`Change::Wake`]) when they are confirmed or lost.
     pub fn subscribe(&mut self) -> bool {
+        let (mut is_confirmed, mut must_ask) = (true, false);
+        let mut state = self.channels.state();
+        let State { waiters, channels, .. } = &mut *state;
+        let Some(waiter) = waiters.get_mut(&self.place) else { return false };
+        let opens = !mem::replace(&mut waiter.is_open, true);
+        for channel in &waiter.channels {
+            must_ask |= !channels.contains_key(channel);
+            let known = channels.entry(channel.clone()).or_default();
+            known.listeners += usize::from(opens);
+            is_confirmed &= known.is_confirmed;
+        }
         // A task that is woken may hold the lock of `openings`, and ask for the state.
-        let (is_confirmed, must_ask) = self.channels.state().subscribe(&self.place);
+        drop(state);
         if must_ask {
             self.channels.recheck();
         }
@@ -355,7 +310,15 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        let has_closed = self.channels.state().leave(&self.place);
+        let (mut state, mut has_closed) = (self.channels.state(), false);
+        let waiter = state.waiters.remove(&self.place).filter(|waiter| waiter.is_open);
+        for channel in waiter.iter().flat_map(|waiter| &waiter.channels) {
+            let Some(known) = state.channels.get_mut(channel) else { continue };
+            known.listeners -= 1;
+            let is_unused = known.listeners == 0 && !known.stays;
+            has_closed |= is_unused && state.channels.remove(channel).is_some();
+        }
+        drop(state);
         if has_closed {
             self.channels.recheck();
         }
@@ -379,7 +342,6 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Adds a push, and wakes the listener.
     pub(crate) fn put(&self, change: Change) {
         let mut unread = lock(&self.unread);
         // One look sees both, as when two channels of a listener are lost together.
@@ -402,7 +364,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the next change, if there is one.
     fn poll(changes: &mut Changes) -> Option<Change> {
         changes.next().now_or_never()
     }
@@ -427,10 +388,10 @@ mod tests {
         };
         assert!(!both[0].subscribe());
         for _ in 0..2 {
-            channels.confirmed(|_| true);
+            channels.set_confirmed(true, |_| true);
             all_told(&mut both, true);
             // The same answer again says nothing new.
-            channels.confirmed(|_| true);
+            channels.set_confirmed(true, |_| true);
             assert!(both.iter_mut().all(|changes| poll(changes).is_none()));
             channels.lost(|_| true);
             all_told(&mut both, false);

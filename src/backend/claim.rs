@@ -112,7 +112,11 @@ impl From<Mode> for SemaphoreKind {
 
 /// How long a lease that was handed over lasts unless it is renewed, or its own time if that is
 /// shorter. A holder that stands still or is cut off holds up the others for so long.
-pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
+pub const HANDOVER_LIFE: Duration = Duration::from_secs(2);
+
+/// How long a queue entry lasts unless it is [kept](super::Leases::keep). A process that died or
+/// stands still holds up the claims behind it for so long.
+pub const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
 /// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
 /// time. It may be sent again: a backend recognises by its owner a claim that it has granted.
@@ -162,18 +166,6 @@ impl Claim {
     pub(super) fn wakes_all(&self) -> bool {
         let is_mutex = SemaphoreKind::from(self.mode) == SemaphoreKind::Mutex;
         is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
-    }
-
-    /// Returns how long its queue entry lasts unless it is [kept](super::Leases::keep): 2 s. A
-    /// process that died or stands still holds up the claims behind it for so long.
-    pub fn queue_entry_life(&self) -> Duration {
-        Duration::from_secs(2)
-    }
-
-    /// Returns how long a lease lasts that is [handed over](crate::backend::Change::Granted) to the
-    /// claim, unless it is renewed: 2 s, or the time of a shorter lease.
-    pub fn handover_life(&self) -> Duration {
-        self.lease.min(HANDOVER_LIFE)
     }
 }
 
@@ -267,7 +259,6 @@ impl Owner {
         Self(Uuid::from_u64_pair(*PROCESS, low))
     }
 
-    /// Returns its 32 hexadecimal digits.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn digits(self) -> [u8; 32] {
         let mut digits = [0; 32];

@@ -67,7 +67,6 @@ pub enum EntryKind {
 const HEADER: usize = 88;
 
 impl Entry {
-    /// The place of the fence in the encoded bytes.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) const FENCE: Range<usize> = 4..20;
     /// The place of the time at which it was stored.
@@ -138,7 +137,8 @@ impl Entry {
 
     /// Returns whether an act or a tag has ended its windows.
     pub(crate) fn has_ended(&self) -> bool {
-        self.kind == EntryKind::Ended || self.windows.is_some_and(|windows| windows.are_ended())
+        let have_ended = |it: Windows| it.fresh.max(it.stale).is_zero() && !it.error.is_zero();
+        self.kind == EntryKind::Ended || self.windows.is_some_and(have_ended)
     }
 
     fn tags_weight(&self) -> usize {
@@ -191,8 +191,8 @@ impl Entry {
         let tagged = Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new);
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
-        let entry = Self::value(tag, cost, bytes);
-        Ok(Self { kind, fence, stored_at, windows, tagged, ..entry })
+        let (age, payload) = (None, bytes);
+        Ok(Self { kind, fence, stored_at, age, tag, cost, windows, tagged, payload })
     }
 }
 
@@ -256,11 +256,6 @@ impl Windows {
     /// Returns whether the entry is of no use once it is no longer fresh.
     pub fn is_fresh_only(&self) -> bool {
         self.stale.max(self.error).is_zero()
-    }
-
-    /// Returns whether an expiry has ended the first two windows.
-    pub(crate) fn are_ended(&self) -> bool {
-        self.fresh.max(self.stale).is_zero() && !self.error.is_zero()
     }
 
     fn millis(self) -> [u64; 3] {

@@ -48,7 +48,6 @@ impl Holding {
         is_held.then_some(Occupied { fence, remaining, holders })
     }
 
-    /// Returns whether nothing is held, and nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.holders == 0 && self.waiting == 0
     }

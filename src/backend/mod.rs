@@ -60,7 +60,7 @@ pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 pub use self::{
     change::{Announcement, BackOff, Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, Kept, Mode, Occupied, Owner, Renewal},
+    claim::{Claim, Grant, HANDOVER_LIFE, Kept, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal},
     entry::{Entry, EntryKind, Windows},
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
@@ -69,7 +69,7 @@ pub use self::{
 };
 
 pub(crate) use self::{
-    claim::{HANDOVER_LIFE, Need},
+    claim::Need,
     tags::{TAG_LIFE, TAGGED_LIFE},
     tap::{STRIPES, stripe_of},
 };
@@ -110,7 +110,7 @@ pub trait Leases: Send + Sync + 'static {
     ///
     /// The release grants what is free then to the claims at the head of the queue, in their order
     /// and while they fit, and pushes that to their processes ([`Change::Granted`]). Such a lease
-    /// lasts for the [time of a handover](Claim::handover_life). A claim whose process does not
+    /// lasts for 2 s at most, unless it is renewed. A claim whose process does not
     /// hear of it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError>;
 
@@ -237,7 +237,6 @@ pub(crate) async fn answered_by<T>(
     }
 }
 
-/// Completes when there is a new connection.
 pub(crate) async fn new_connection(connections: &mut Option<watch::Receiver<()>>) {
     if let Some(connections) = connections
         && connections.changed().await.is_ok()

@@ -8,13 +8,13 @@
 use std::{sync::Arc, time::Duration};
 
 use super::tap::stripe_of;
+use crate::error::{BackendError, BackendErrorKind};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// For how long an entry with tags is kept at most.
 pub(crate) const TAGGED_LIFE: Duration = DAY.saturating_mul(30);
 /// For how long the end of a tag is remembered. A load that began before it ends within the day.
 pub(crate) const TAG_LIFE: Duration = DAY.saturating_mul(31);
-/// Begins the tags of an entry.
 const MARK: char = 't';
 /// The number of digits of a tag number as text.
 const DIGITS: usize = 16;
@@ -53,6 +53,12 @@ pub enum TagEnd {
 #[error("the bytes are not an entry in a format that this version reads")]
 pub struct Undecodable;
 
+impl From<Undecodable> for BackendError {
+    fn from(error: Undecodable) -> Self {
+        Self::new(BackendErrorKind::Foreign, error)
+    }
+}
+
 impl Tagged {
     /// Returns all tags, with the empty one that each entry has.
     pub(crate) fn all(&self) -> impl Iterator<Item = Arc<str>> + '_ {
@@ -70,7 +76,6 @@ impl Tagged {
         self.all().map(|_| of(ends.next())).max().flatten()
     }
 
-    /// Returns the stripes of [all](Self::all) tags.
     pub(crate) fn stripes(&self) -> impl Iterator<Item = usize> + '_ {
         self.all().map(|tag| stripe_of(&tag))
     }

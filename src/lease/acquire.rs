@@ -49,11 +49,9 @@ pub(crate) struct AcquireTerms {
     pub(crate) claims: Vec<Claim>,
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
-    /// How long the caller waits.
     pub(crate) limit: Duration,
 }
 
-/// The leases of the claims, in their order.
 type Leased = Result<Vec<LeaseGuard>, Error>;
 
 impl Engine {
@@ -146,34 +144,27 @@ impl Engine {
         if !claim.waits {
             waiting.try_once();
         }
-        let acquiring = self.acquire_waiting(claim, terms.upkeep, &mut waiting);
-        let held = run_until(self.janitor.stop.cancelled(), acquiring).await;
-        let held = held.unwrap_or_else(|| Err(Error::shut_down()))?;
-        self.meter.woken(waiting.pushed_at, "acquired");
-        Ok(held)
-    }
-
-    /// Acquires a lease in this process, or at the backend.
-    async fn acquire_waiting(
-        self: &Arc<Self>,
-        claim: &Claim,
-        upkeep: Upkeep,
-        waiting: &mut Waiting<'_>,
-    ) -> Result<LeaseGuard, Error> {
+        let upkeep = terms.upkeep;
         let acquisition = || {
             let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
             Box::new(Acquisition::new(&self.janitor, claim))
         };
-        let (acquisition, slot) = match claim.mode {
-            Mode::Exclusive => match self.queue_up(acquisition, upkeep, waiting).await {
-                Some(SlotNotice::Passed(lease)) => return Ok(lease),
-                Some(SlotNotice::Contend(acquisition, slot)) => (acquisition, Some(slot)),
-                None => return Err(not_acquired(claim, waiting)),
-            },
-            // These are granted in order by their queue at the backend.
-            _ => (acquisition(), None),
+        let acquiring = async {
+            let (acquisition, slot) = match claim.mode {
+                Mode::Exclusive => match self.queue_up(acquisition, upkeep, &mut waiting).await {
+                    Some(SlotNotice::Passed(lease)) => return Ok(lease),
+                    Some(SlotNotice::Contend(acquisition, slot)) => (acquisition, Some(slot)),
+                    None => return Err(waiting.not_acquired(claim)),
+                },
+                // These are granted in order by their queue at the backend.
+                _ => (acquisition(), None),
+            };
+            Contender { engine: self, acquisition, upkeep, slot }.acquire(&mut waiting).await
         };
-        Contender { engine: self, acquisition, upkeep, slot }.acquire(waiting).await
+        let held = run_until(self.janitor.stop.cancelled(), acquiring).await;
+        let held = held.unwrap_or_else(|| Err(Error::shut_down()))?;
+        self.meter.woken(waiting.pushed_at, "acquired");
+        Ok(held)
     }
 
     /// Takes the slot of the local queue. Returns `None` if the wait for it is over first.
@@ -190,7 +181,7 @@ impl Engine {
             };
             // An error: the holder that was passing the lease on is gone with its runtime.
             if let Ok(notice) = Box::pin(waiting.bounded(&mut notices)).await? {
-                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.met_others()) {
+                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.changes.is_some()) {
                     Box::pin(sleep(GIVE_WAY)).await;
                 }
                 return Some(notice);
@@ -199,7 +190,6 @@ impl Engine {
     }
 }
 
-/// One caller that contends for a lease at the backend.
 struct Contender<'a> {
     engine: &'a Arc<Engine>,
     acquisition: Box<Acquisition>,
@@ -236,7 +226,7 @@ impl Contender<'_> {
                     }
                 }
                 Woken::TimeUp => {
-                    let why = || not_acquired(self.acquisition.claim(), waiting);
+                    let why = || waiting.not_acquired(self.acquisition.claim());
                     return Err(failure.map_or_else(why, Error::from));
                 }
             }
@@ -287,10 +277,6 @@ impl Contender<'_> {
             self.acquisition.restart();
         }
     }
-}
-
-fn not_acquired(claim: &Claim, waiting: &Waiting<'_>) -> Error {
-    Error::not_acquired(&claim.what(), waiting.limit_reached())
 }
 
 /// An outcome that waits for its caller.

@@ -14,13 +14,12 @@ use crate::{
     backend::{
         Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
     },
-    error::BackendError,
+    error::{BackendError, Error},
     time::{Pauses, after},
 };
 
 /// The longest time between looks without a subscription.
 const UNHEARD_LOOK: Duration = Duration::from_millis(100);
-/// The longest time without a look.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
@@ -34,7 +33,6 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// ends, counted from the time at which the queue entry was taken. This side counts from a time
 /// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
-    /// The undo.
     release: Release,
     state: AcquisitionState,
     /// A time before the first request.
@@ -53,7 +51,6 @@ pub(crate) enum AcquisitionState {
     /// A holder with this fence was in the way. The claim may have a queue entry, which the undo
     /// leaves.
     Waiting(u64),
-    /// The last request was granted.
     Granted,
     /// A request is under way. If it ends without an answer, it may be granted at any time, and
     /// this owner never leaves the state.
@@ -225,13 +222,10 @@ pub(crate) struct Waiting<'a> {
     pub(crate) pushed_at: Option<Instant>,
 }
 
-/// The next step of a waiter.
 pub(crate) enum Woken {
-    /// It asks again.
     Again,
     /// It was told of a change, and asks again unless that settles the matter.
     Pushed(Change),
-    /// Its wait is over.
     TimeUp,
 }
 
@@ -247,12 +241,12 @@ impl<'a> Waiting<'a> {
         self.waits = Some(Box::new(empty()));
     }
 
-    /// Returns the limit if it has ended the wait, and not the strategy.
-    pub(crate) fn limit_reached(&self) -> Option<Duration> {
-        (Instant::now() >= self.deadline).then_some(self.limit)
+    /// Returns the error of a wait that its limit has ended, or the strategy.
+    pub(super) fn not_acquired(&self, claim: &Claim) -> Error {
+        let limit_reached = (Instant::now() >= self.deadline).then_some(self.limit);
+        Error::not_acquired(&claim.what(), limit_reached)
     }
 
-    /// Returns how long it still waits at most.
     pub(crate) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }

@@ -29,7 +29,6 @@ pub(crate) struct Engine {
     pub(super) turns: Shards<ShardPermits<128>>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
-    /// Publishes the times of locks.
     pub(crate) meter: Meter,
 }
 
@@ -70,7 +69,6 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
-    /// Returns what is published of the locks.
     #[cfg(feature = "metrics")]
     pub(crate) fn reading(&self) -> crate::meter::Reading {
         let waiting = self.keeper.entries() as f64;

@@ -12,6 +12,7 @@ use crate::{
     advice,
     backend::{Claim, Mode, Owner, answer_limit},
     error::{BackendError, BackendErrorKind, Error},
+    sync::lock,
 };
 
 impl Engine {
@@ -82,7 +83,7 @@ impl LeaseGuard {
         let mut acquisition = Acquisition::new(&self.engine.janitor, to);
         let since = Instant::now();
         // A renewal behind the pass would be taken for a loss.
-        self.record.times().renewing = true;
+        lock(&self.record.times).renewing = true;
         let mut answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             // The first try may have begun the lease, and the second one only tells of it.
@@ -96,7 +97,7 @@ impl LeaseGuard {
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
-        self.record.times().renewing = false;
+        lock(&self.record.times).renewing = false;
         self.renew().await.map(|()| Err(self))
     }
 

@@ -33,14 +33,12 @@ const INTERVAL: Duration = Duration::from_millis(640);
 const ENTRY_LIFE: u32 = 3;
 /// Queues beyond 1,280 lengthen the interval, so that a process sends 2,000 requests a second.
 const EACH_QUEUE: Duration = Duration::from_micros(500);
-/// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
 /// How many waiters of a queue are named in one request: those that have slept longest.
 const NAMED: usize = 32;
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
 
-/// The queue entries of one engine.
 pub(super) struct Keeper {
     backend: Arc<dyn Leases>,
     queues: Mutex<HashMap<KeptQueueKey, Arc<Mutex<KeptQueue>>>>,
@@ -48,7 +46,6 @@ pub(super) struct Keeper {
 
 type KeptQueueKey = (Name, SemaphoreKind);
 
-/// The waiters of one queue in this process.
 struct KeptQueue {
     /// In the order in which they began to sleep.
     waiters: BTreeMap<u64, (Claim, Arc<Inbox>)>,
@@ -80,7 +77,7 @@ impl Keeper {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
         let mut queues = lock(&self.queues);
         let is_new = !queues.contains_key(&key);
-        let queue = queues.entry(key.clone()).or_insert_with(KeptQueue::shared).clone();
+        let queue = queues.entry(key.clone()).or_default().clone();
         let number = lock(&queue).enter(claim, inbox, remaining);
         drop(queues);
         if is_new {
@@ -101,13 +98,14 @@ impl Keeper {
     }
 }
 
-impl KeptQueue {
-    fn shared() -> Arc<Mutex<Self>> {
-        let look_at = Instant::now() + INTERVAL;
+impl Default for KeptQueue {
+    fn default() -> Self {
         let (waiters, last, earlier) = Default::default();
-        Arc::new(Mutex::new(Self { waiters, last, look_at, earlier }))
+        Self { waiters, last, look_at: Instant::now() + INTERVAL, earlier }
     }
+}
 
+impl KeptQueue {
     fn enter(&mut self, claim: &Claim, inbox: Arc<Inbox>, remaining: Duration) -> u64 {
         self.last += 1;
         self.waiters.insert(self.last, (claim.clone(), inbox));

@@ -33,7 +33,6 @@ const TURN: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub(super) struct LocalQueues(Mutex<HashMap<Name, VecDeque<QueuedCaller>>>);
 
-/// A caller in a local queue.
 pub(super) struct QueuedCaller {
     /// It has asked for nothing yet.
     pub(super) acquisition: Box<Acquisition>,
@@ -43,9 +42,7 @@ pub(super) struct QueuedCaller {
 
 /// The news that a caller in a local queue gets. Dropped unread, it goes to the next caller.
 pub(super) enum SlotNotice {
-    /// The lease was passed to it.
     Passed(LeaseGuard),
-    /// It contends now.
     Contend(Box<Acquisition>, Slot),
 }
 
@@ -59,7 +56,7 @@ pub(crate) struct Slot {
     since: Instant,
     /// The registration of the last caller that had to wait for other processes. It keeps the
     /// channel open, and a release knows by it that others may wait.
-    changes: Option<Box<Changes>>,
+    pub(super) changes: Option<Box<Changes>>,
 }
 
 impl LocalQueues {
@@ -109,11 +106,6 @@ impl Slot {
         self.changes = changes.map(Box::new);
     }
 
-    /// Returns whether this process had to wait for others before its last turn.
-    pub(super) fn met_others(&self) -> bool {
-        self.changes.is_some()
-    }
-
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller> {
         if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
@@ -124,7 +116,6 @@ impl Slot {
     }
 }
 
-/// Takes the first caller that has not left.
 fn first(queue: &mut VecDeque<QueuedCaller>) -> Option<QueuedCaller> {
     std::iter::from_fn(|| queue.pop_front()).find(|waiter| !waiter.notify.is_closed())
 }

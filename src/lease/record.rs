@@ -1,6 +1,6 @@
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -47,11 +47,10 @@ const RETRY: Duration = Duration::from_millis(10);
 pub struct Lease {
     pub(super) release: Release,
     pub(super) granted: Granted,
-    /// When the total hold ends.
     pub(super) ends: Instant,
     pub(super) lost: SetOnce<()>,
     counters: Arc<LockCounters>,
-    times: Mutex<Times>,
+    pub(super) times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
     /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
     slot: Mutex<Option<Slot>>,
@@ -174,7 +173,6 @@ impl Lease {
         self.granted.fence
     }
 
-    /// Returns the error of a call that finds the lease lost.
     pub(crate) fn lost_error(&self) -> Error {
         Error::lost(&self.claim().name.key())
     }
@@ -191,18 +189,14 @@ impl Lease {
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        self.times().deadline
+        lock(&self.times).deadline
     }
 
     /// Extends the lease, which a request sent at `sent` renewed.
     pub(super) fn renewed(&self, sent: Instant) {
         let deadline = after(sent, trusted(self.claim().lease)).min(self.ends);
-        let mut times = self.times();
+        let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);
-    }
-
-    pub(super) fn times(&self) -> MutexGuard<'_, Times> {
-        lock(&self.times)
     }
 
     /// When to try a renewal again that has failed. A lease that was handed over has less than its

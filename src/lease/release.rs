@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Leases, answered, new_connection},
+    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, answered, new_connection},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
     time::after,
@@ -119,7 +119,6 @@ impl Release {
         Self { outcome_unknown, ..self.clone() }.go_on(false);
     }
 
-    /// Asks the backend once. Returns whether the lease was held.
     pub(super) async fn once(&self) -> Result<bool, BackendError> {
         let backend = self.janitor.backend.as_ref();
         answered(backend, backend.release(&self.claim)).await
@@ -150,7 +149,7 @@ impl Release {
     /// release, and a server that stood still may run it however late it answers.
     async fn repeat(&self, is_answered: bool) {
         let begun = Instant::now();
-        let life = self.claim.lease.max(self.claim.queue_entry_life());
+        let life = self.claim.lease.max(QUEUE_ENTRY_LIFE);
         let is_answered = is_answered || self.until(after(begun, life)).await;
         if !self.outcome_unknown {
             return;

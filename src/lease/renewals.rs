@@ -42,7 +42,6 @@ const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
 
-/// The renewals of one engine.
 pub(super) struct Renewals {
     backend: Arc<dyn Leases>,
     counters: Arc<LockCounters>,
@@ -53,7 +52,6 @@ pub(super) struct Renewals {
     changed: Notify,
 }
 
-/// When to look at what.
 #[derive(Default)]
 struct Schedule {
     /// The leases that are held, each at its next look: to renew it, or at its deadline.
@@ -68,7 +66,6 @@ impl Renewals {
         Arc::new(Self { backend, counters, schedule, chunks, changed })
     }
 
-    /// Returns how many leases are held.
     pub(super) fn held(&self) -> usize {
         lock(&self.schedule).held.len()
     }
@@ -99,7 +96,6 @@ impl Renewals {
         record
     }
 
-    /// Renews a lease no more.
     pub(super) fn forget(&self, record: &Lease) {
         let mut schedule = lock(&self.schedule);
         schedule.remove(record);
@@ -113,13 +109,13 @@ impl Renewals {
 
 impl Schedule {
     fn look_at(&mut self, at: Instant, record: Arc<Lease>) {
-        record.times().timer = at;
+        lock(&record.times).timer = at;
         self.held.insert((at, record.claim().owner), record);
     }
 
     /// Takes a lease out, if it is still held.
     fn remove(&mut self, record: &Lease) -> Option<Arc<Lease>> {
-        let timer = record.times().timer;
+        let timer = lock(&record.times).timer;
         self.held.remove(&(timer, record.claim().owner))
     }
 
@@ -143,7 +139,7 @@ impl Schedule {
             return false;
         }
         let (renews, deadline) = {
-            let mut times = record.times();
+            let mut times = lock(&record.times);
             let is_renewable = record.granted.upkeep.renew_every.is_some() && now < record.ends;
             let renews = is_renewable && !times.renewing;
             times.renewing |= renews;
@@ -212,7 +208,7 @@ impl Renewals {
         }
         let mut schedule = lock(&self.schedule);
         for (at, record) in chunk.iter().enumerate() {
-            record.times().renewing = false;
+            lock(&record.times).renewing = false;
             let Some(record) = schedule.remove(record) else { continue };
             // An answer with too few parts says of the rest that it is not held.
             let renewal = match &answer {
@@ -281,7 +277,7 @@ impl Drop for RenewalTask {
         }
         let mut schedule = lock(&self.shared.schedule);
         schedule.looks = None;
-        schedule.held.values().for_each(|record| record.times().renewing = false);
+        schedule.held.values().for_each(|record| lock(&record.times).renewing = false);
         schedule.renew_all();
         let runtimes = schedule.held.values().map(|record| record.release.runtime.clone());
         let others: HashMap<_, _> = runtimes.map(|runtime| (runtime.id(), runtime)).collect();

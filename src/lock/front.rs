@@ -67,10 +67,8 @@ pub struct Lock<Kind> {
     pub(super) kind: Kind,
 }
 
-/// How often a lease is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RenewalPace {
-    /// Each third of the lease.
     Third,
     Every(Duration),
     Never,
@@ -143,8 +141,7 @@ impl<Kind: Looks> Lock<Kind> {
     /// # Examples
     ///
     /// ```
-    /// # async fn free(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
-    /// let mutex = locks.mutex("nightly");
+    /// # async fn free(mutex: bellwether::lock::Mutex) -> Result<(), bellwether::Error> {
     /// if let Some(held) = mutex.holder().await? {
     ///     println!("{:?} has the fence {}", held.owner, held.fence);
     ///     mutex.force_unlock().await?;
@@ -170,7 +167,6 @@ impl<Kind: Looks> Lock<Kind> {
         Ok(self.space.engine.backend().clear(self.name()?, self.kind.mode()).await?)
     }
 
-    /// Looks up what is held and waited for.
     pub(super) async fn held(&self) -> Result<Holding, Error> {
         let backend = self.space.engine.backend();
         Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
@@ -192,7 +188,6 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    /// Returns a lock that waits without a limit.
     pub(super) fn unlimited(space: &LockSpace, key: Key, kind: Kind) -> Self {
         Self { wait_limit: Duration::MAX, ..Self::new(space, key, kind) }
     }

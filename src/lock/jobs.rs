@@ -18,7 +18,6 @@ use crate::{
     lease::run_until,
 };
 
-/// How long the last tick begun is kept.
 const KEPT: Duration = Duration::from_secs(30 * 86_400);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Backends compare ticks of at most 16 digits, which suffice until 2286.
@@ -27,7 +26,6 @@ const END_OF_TICKS: u64 = 10_u64.pow(16);
 /// The kind of a [job](Locks::once) or of [`Ticks`].
 #[derive(Clone, Debug)]
 pub struct Scheduled<When> {
-    /// A tick that has crashed runs again.
     runs_again: bool,
     when: When,
 }
@@ -92,7 +90,8 @@ pub struct OneTick {
     kept: Duration,
 }
 
-/// A job that runs once, [for a tick](Locks::once) or [for an id](Locks::once_id).
+/// A job that runs once, [for a tick](Locks::once) or [for an id](Locks::once_id), as the
+/// [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows.
 pub type Job = Lock<Scheduled<OneTick>>;
 
 impl Job {
@@ -110,26 +109,6 @@ impl Job {
     /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286.
     /// After `Backend`, or if the future is dropped, the tick may be begun, and counts as crashed
     /// then.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-    /// # runtime.enable_time().build().unwrap().block_on(async {
-    /// use std::time::{Duration, SystemTime};
-    /// use bellwether::{Locks, MemoryBackend};
-    ///
-    /// # async fn send_report(_day: SystemTime, _fence: u64) {}
-    /// let locks = Locks::new(MemoryBackend::new(), "shop");
-    /// let tick = SystemTime::UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
-    /// if let Some(turn) = locks.once("report", tick).begin().await? {
-    ///     turn.run(send_report(tick, turn.fence())).await?;
-    ///     turn.done().await?;
-    /// }
-    /// // In any process, and however late it asks:
-    /// assert!(locks.once("report", tick).begin().await?.is_none());
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub async fn begin(&self) -> Result<Option<Turn>, Error> {
         let OneTick { tick, kept } = self.kind.when;
         let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
@@ -141,35 +120,8 @@ impl Job {
     }
 }
 
-/// The turns of a job that runs at intervals. Created by [`Locks::every`].
-///
-/// # Examples
-///
-/// ```
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// use std::time::Duration;
-/// use bellwether::{BoxError, Locks, MemoryBackend, lock::Turn};
-///
-/// # async fn clean_up() -> Result<(), std::io::Error> { Ok(()) }
-/// async fn run(turn: Turn) -> Result<(), BoxError> {
-///     // Up to three times, with pauses of 5 s, in the same turn.
-///     turn.retry(Duration::from_secs(5), 3, clean_up).await??;
-///     Ok(turn.done().await?)
-/// }
-///
-/// let locks = Locks::new(MemoryBackend::new(), "shop");
-/// let mut ticks = locks.every("clean-up", Duration::from_secs(60));
-/// # for _ in 0..3 {
-/// // loop {
-/// let turn = ticks.next().await?;
-/// // An error belongs to this turn, and must not end the loop.
-/// if let Err(error) = run(turn).await {
-///     tracing::warn!(%error, "the clean-up failed");
-/// }
-/// # }
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
+/// The turns of a job that runs at intervals, as the
+/// [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows. Created by [`Locks::every`].
 pub type Ticks = Lock<Scheduled<EachTick>>;
 
 /// The schedule of [`Ticks`].
@@ -272,6 +224,22 @@ impl<When> Lock<Scheduled<When>> {
 
 /// The right to do the work of a job for one tick: the held [mutex](Locks::mutex) of its name. Call
 /// [`done`](Self::done) after the work: a turn that is dropped counts as a crash.
+///
+/// ```
+/// # async fn clean_up() -> std::io::Result<()> { Ok(()) }
+/// # async fn run(locks: bellwether::Locks) -> Result<(), bellwether::BoxError> {
+/// use std::time::{Duration, SystemTime};
+///
+/// // `None` if a process has begun this tick before.
+/// if let Some(turn) = locks.once("report", SystemTime::UNIX_EPOCH).begin().await? {
+///     turn.run(clean_up()).await??;
+///     turn.done().await?;
+/// }
+/// let turn = locks.every("clean-up", Duration::from_secs(60)).next().await?;
+/// turn.retry(Duration::from_secs(5), 3, clean_up).await??;
+/// turn.done().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {

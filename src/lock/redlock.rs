@@ -29,6 +29,7 @@ use crate::{
 /// // Each is a `RedisBackend::open(url)?` on a machine of its own.
 /// let servers = [MemoryBackend::new(), MemoryBackend::new(), MemoryBackend::new()];
 /// let redlock = Redlock::over(servers.clone(), "reports")?.max_name(100);
+/// redlock.ready().await?;
 ///
 /// let guard = redlock.mutex("nightly").lock().await?;
 /// guard.run(write_report()).await?;
@@ -122,13 +123,6 @@ impl Redlock {
     ///
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if the round trip is
     /// longer. The message says how long the limit must be.
-    ///
-    /// ```no_run
-    /// # async fn start(servers: [bellwether::RedisBackend; 3]) -> Result<(), bellwether::Error> {
-    /// let redlock = bellwether::Redlock::over(servers, "shop")?;
-    /// redlock.ready().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         self.servers.ready(&self.space.name(&Key::from("ready"))?).await
     }

@@ -48,7 +48,6 @@ pub enum Fault {
     Astray(Duration),
 }
 
-/// Decides which fault an operation meets, if any.
 type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 
 /// A backend in memory whose operations meet [faults](Fault), by a plan.
@@ -56,23 +55,6 @@ type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 /// The plan is a function that is asked before each operation. It returns the fault of this
 /// operation, or `None`. Clones share the plan, the data and the counts. A test that pauses tokio's
 /// time pauses the backend.
-///
-/// ```
-/// # let mut runtime = tokio::runtime::Builder::new_current_thread();
-/// # runtime.enable_time().start_paused(true).build().unwrap().block_on(async {
-/// use bellwether::{BoxError, Cache, cache::Source, testing::{Fault, Faulty, Op}};
-///
-/// // The first read has no answer. All other operations work.
-/// let mut first = Some(Fault::Hang);
-/// let backend = Faulty::new(move |op| if op == Op::Get { first.take() } else { None });
-/// let cache: Cache<u64> = Cache::builder(backend.clone(), "shop").build()?;
-/// let load = || cache.request("stock").load(|_lead| async { Ok::<_, BoxError>(17) });
-/// assert_eq!(load().await?.source(), Source::Degraded);
-/// assert_eq!(load().await?.source(), Source::Led);
-/// assert_eq!(load().await?.source(), Source::Hit);
-/// assert_eq!(backend.count(Op::Get), 2);
-/// # Ok::<_, bellwether::Error>(()) }).unwrap();
-/// ```
 pub type Faulty = Interceptor<MemoryBackend, Faults>;
 
 /// The [`Hook`] of a [`Faulty`] backend.

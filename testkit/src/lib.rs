@@ -44,9 +44,12 @@ use std::{env, future::Future, process::Command, time::Duration};
 
 use bellwether::{
     RedisBackend,
-    backend::{Changes, Claim, Holding, Leases, Mode, Occupied, RedisBackendBuilder},
+    backend::{
+        Changes, Claim, HANDOVER_LIFE, Holding, Leases, Mode, Occupied, QUEUE_ENTRY_LIFE,
+        RedisBackendBuilder,
+    },
     error::BackendError,
-    key::{Family, Name, Namespace},
+    key::Name,
 };
 use tokio::time::{Instant, sleep};
 
@@ -55,18 +58,12 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns how long a lease that was handed over lasts unless it is renewed.
 pub fn handover_life() -> Duration {
-    any_claim(Mode::Fair).handover_life()
+    HANDOVER_LIFE
 }
 
 /// Returns how long a queue entry lasts unless its process keeps it.
 pub fn queue_entry_life() -> Duration {
-    any_claim(Mode::Fair).queue_entry_life()
-}
-
-/// Returns a claim with a long lease.
-fn any_claim(mode: Mode) -> Claim {
-    let name = Name::new(&Namespace::standard(), Family::Lock, &"any".into(), 512);
-    Claim::new(name.expect("the name is valid"), mode, LIMIT, LIMIT)
+    QUEUE_ENTRY_LIFE
 }
 
 /// Begins a backend for a test that is not about time-outs. A busy machine does not reach its own.

@@ -97,7 +97,7 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
     granted(&backend, &holder).await;
     let mut changes = listen(&backend, &name).await;
     held(&backend, &waiting).await;
-    let waits = waiting.queue_entry_life() / 4;
+    let waits = queue_entry_life() / 4;
     h.pass(waits).await;
     held(&backend, &waiting).await;
     for _ in 0..5 {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Change, Entry, Windows},
+    backend::{Announcement, Change, Entry, Handover, Owner, Windows},
     cache::{Codec, Json, Postcard, Raw},
     lease::{Retry, RetryStrategy},
 };
@@ -152,9 +152,21 @@ proptest! {
     }
 
     #[test]
-    fn an_invalidation_is_read_as_it_was_written(fence in 0..10_u64.pow(16)) {
-        let change = Change::Invalidated(fence);
-        prop_assert_eq!(Change::decode(&change.encode()), change);
+    fn a_change_is_read_as_it_was_written(
+        fence in 0..10_u64.pow(16),
+        bytes: usize,
+        crowd: u32,
+        millis: u64,
+    ) {
+        let (owner, ends) = (Owner::fresh(), Duration::from_millis(millis));
+        for change in [
+            Change::Wake,
+            Change::Announced(Announcement { fence, bytes, crowd }),
+            Change::Invalidated(fence),
+            Change::Granted(Handover { owner, fence, ends }),
+        ] {
+            prop_assert_eq!(Change::decode(&change.encode()), change);
+        }
     }
 }
 
@@ -249,7 +261,7 @@ proptest! {
             retry = retry.times(times);
         }
         let waits: Vec<_> = retry.waits().take(100).collect();
-        prop_assert!(waits.len() <= times.unwrap_or(usize::MAX));
+        prop_assert_eq!(waits.len(), times.unwrap_or(100));
         for (turn, wait) in (0_u32..).zip(&waits) {
             let bound = match exponential {
                 true => base.saturating_mul(1 << turn.min(31)).min(cap),
@@ -258,4 +270,12 @@ proptest! {
             prop_assert!(*wait <= bound);
         }
     }
+}
+
+#[test]
+fn exponential_waits_spread() {
+    let longest = Duration::from_millis(80);
+    let waits: Vec<_> = Retry::exponential(longest, longest).times(40).waits().collect();
+    let is_short = |wait: &Duration| *wait < longest / 2;
+    assert!(waits.iter().any(is_short) && !waits.iter().all(is_short));
 }

@@ -33,14 +33,12 @@ pub(super) struct Data {
     pub(super) tag_number: u64,
     /// The changes that the operation pushes, each with its topic.
     pub(super) pushes: Vec<(Arc<str>, Change)>,
-    /// The time of the operation.
     pub(super) now: Instant,
     /// The clock of the backend: microseconds at `origin`.
     origin: Instant,
     micros: u64,
 }
 
-/// The last fence of a name.
 pub(super) struct Fence {
     pub(super) last: u64,
     /// The grant of this fence was committed.
@@ -90,7 +88,6 @@ impl Data {
         self.micros + u64::try_from((self.now - self.origin).as_micros()).unwrap_or(0)
     }
 
-    /// Makes a fence greater than all before it the last one of a name.
     pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
         let last = self.fences.get(name.prefix()).map_or(self.forgotten, |(fence, _)| fence.last);
         let stored = self.entries.peek(name).map_or(0, |(entry, _)| entry.fence);
@@ -145,7 +142,6 @@ impl<K: Clone + Hash + Ord, V> Expiring<K, V> {
         self.values.insert(key, (value, ends));
     }
 
-    /// Makes a value last until then, if it is there.
     pub(super) fn keep(&mut self, key: &K, ends: Instant) {
         if let Some(value) = self.remove(key) {
             self.set(key.clone(), value, ends);

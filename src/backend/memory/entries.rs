@@ -194,7 +194,6 @@ impl Store for MemoryBackend {
 }
 
 impl Data {
-    /// Returns an entry with a greater fence.
     fn newer(&self, name: &Name, fence: u64) -> Option<Entry> {
         let (entry, _) = self.entries.peek(name).filter(|(entry, _)| entry.fence > fence)?;
         Some(entry.clone().read_at(self.clock()))
@@ -234,13 +233,19 @@ impl Data {
             (Edit::Expire, Some((entry, ends))) => self.expired(entry, ends),
             (Edit::Expire | Edit::Invalidate | Edit::Supersede, _) => None,
         };
-        let fence = self.burn(name, fence_life);
+        // No load under way is stored.
+        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
+        self.failures.remove(name.prefix());
+        let fence = self.next_fence(name, fence_life);
         if *edit == Edit::Supersede {
             self.push(name, Change::Wake);
             return Some(fence);
         }
         if !matches!(edit, Edit::Touch(_)) {
-            self.remove_all(name);
+            for schema in [-1_i16, 0, 1] {
+                let schema = name.schema().wrapping_add_signed(schema);
+                self.entries.remove(&(name.prefix().clone(), schema));
+            }
         }
         let mut pushed = Change::Invalidated(fence);
         if let Some((entry, life)) = changed {
@@ -275,21 +280,6 @@ impl Data {
             self.forget_fence(&evicted);
         }
         true
-    }
-
-    /// Burns a fence and ends the lease, so that no load under way is stored.
-    fn burn(&mut self, name: &Name, fence_life: Duration) -> u64 {
-        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
-        self.failures.remove(name.prefix());
-        self.next_fence(name, fence_life)
-    }
-
-    /// Removes an entry, and the entries of the neighbouring schemas.
-    fn remove_all(&mut self, name: &Name) {
-        for schema in [-1_i16, 0, 1] {
-            let schema = name.schema().wrapping_add_signed(schema);
-            self.entries.remove(&(name.prefix().clone(), schema));
-        }
     }
 
     /// Returns the ends of a tag, by the prefix of a name for its namespace and itself.

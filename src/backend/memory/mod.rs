@@ -47,7 +47,6 @@ impl MemoryBackend {
         Self::with_limit(limit, weigh_bytes)
     }
 
-    /// Creates a backend with so many entries at most, whatever their size.
     pub(crate) fn with_entries(limit: usize) -> Self {
         Self::with_limit(limit, |_, _| 1)
     }
@@ -85,7 +84,6 @@ impl MemoryBackend {
         answer
     }
 
-    /// Runs an operation on a semaphore.
     fn on<T>(
         &self,
         name: &Name,

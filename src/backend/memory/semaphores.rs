@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Change, Changes, Claim, Claimed, Grant, Handover, Holding, Kept, Leases, Mark, Marked,
-        Mode, Occupied, Renewal, SemaphoreKind, Tick, TickStep,
+        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holding, Kept, Leases,
+        Mark, Marked, Mode, Occupied, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind, Tick, TickStep,
     },
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -38,7 +38,7 @@ impl Leases for MemoryBackend {
             if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
                 if claim.waits {
                     semaphore.queue.enter(claim, now);
-                    semaphore.queue.keep(claim, after(now, claim.queue_entry_life()));
+                    semaphore.queue.keep(claim, after(now, QUEUE_ENTRY_LIFE));
                 }
                 return Claimed::Occupied(occupied);
             }
@@ -226,7 +226,7 @@ impl Data {
             }
             semaphore.queue.leave(first.owner);
             if heard {
-                let (owner, lease) = (first.owner, first.handover_life());
+                let (owner, lease) = (first.owner, first.lease.min(HANDOVER_LIFE));
                 let next = Claim { lease, fence_life: by.fence_life, ..first };
                 // The time stands for a fence where there is none.
                 let fence = self.grant(semaphore, &next).fence().max(self.clock());

@@ -25,7 +25,6 @@ pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
 /// are measured.
 const ROW: usize = 600;
 
-/// Weighs an entry by the memory that it takes.
 pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
     ROW + prefix.len() + entry.weight()
 }
@@ -88,7 +87,6 @@ pub(super) fn entry_key(name: &Name) -> EntryKey {
     (name.prefix().clone(), name.schema())
 }
 
-/// A count-down latch.
 pub(super) struct StoredLatch {
     pub(super) left: u32,
     /// The id of the setting that made it.
@@ -107,33 +105,27 @@ pub(super) struct StoredSemaphore {
     pub(super) queue: Queue,
 }
 
-/// What an owner holds.
 pub(super) struct StoredHold {
     need: Need,
     pub(super) fence: u64,
     ends: Instant,
-    /// The label of the holder's process.
     pub(super) label: Option<Arc<str>>,
 }
 
 impl StoredSemaphore {
-    /// Drops what has ended.
     pub(super) fn expire(&mut self, now: Instant) {
         self.holds.retain(|_, hold| hold.ends > now);
         self.queue.expire(now);
     }
 
-    /// Returns when its last hold and queue entry end.
     pub(super) fn ends(&self) -> Option<Instant> {
         self.hold_ends().chain(self.queue.kept.values().copied()).max()
     }
 
-    /// Returns when each hold ends.
     pub(super) fn hold_ends(&self) -> impl Iterator<Item = Instant> {
         self.holds.values().map(|hold| hold.ends)
     }
 
-    /// Returns the sole holder.
     pub(super) fn sole(&self) -> Option<(Owner, &StoredHold)> {
         let mut holds = self.holds.iter().map(|(owner, hold)| (*owner, hold));
         holds.find(|(_, hold)| hold.need == Need::Sole)
@@ -145,12 +137,10 @@ impl StoredSemaphore {
         self.holds.get(&claim.owner).filter(|hold| (hold.need == Need::Sole) == is_sole)
     }
 
-    /// Returns whether a claim holds what it needs.
     pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
         self.hold_of(claim).is_some()
     }
 
-    /// Makes a claim hold what it needs until then.
     pub(super) fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
         let (need, label) = (claim.mode.need(), claim.label.clone());
         self.holds.insert(claim.owner, StoredHold { need, fence, ends, label });
@@ -161,7 +151,6 @@ impl StoredSemaphore {
         self.is_held_by(claim) && self.holds.remove(&claim.owner).is_some()
     }
 
-    /// Returns the units that are out.
     pub(super) fn out(&self) -> u32 {
         self.holds.values().map(|hold| hold.need.units()).sum()
     }
@@ -208,7 +197,6 @@ impl Queue {
         }
     }
 
-    /// Returns for how long the entry of a claim is kept.
     pub(super) fn left(&self, claim: &Claim, now: Instant) -> Duration {
         let ends = self.kept.get(&claim.owner.process_half());
         ends.map_or(Duration::ZERO, |ends| *ends - now)

@@ -1,10 +1,16 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 
 use super::{
-    RedisBackend,
-    client::{RedisConfig, Replicas, Servers},
+    RedisBackend, RedisInner,
+    client::{Location, RedisConfig, Replicas, Servers},
+    keys::ChannelNames,
+    ops::Heartbeat,
 };
 use crate::error::{BoxError, Error, ErrorKind};
 
@@ -22,16 +28,6 @@ pub struct RedisBackendBuilder {
 
 /// A longer time-out is a mistake of units.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
-
-/// The URLs that were given. `build` reads them.
-#[derive(Clone, Default)]
-enum Location {
-    #[default]
-    Missing,
-    Server(String),
-    Sentinels(Vec<String>, String),
-    Cluster(Vec<String>),
-}
 
 impl RedisBackendBuilder {
     /// Connects to one server: `redis://[user[:password]@]host[:port][/database]`.
@@ -82,11 +78,9 @@ impl RedisBackendBuilder {
     /// that are under way fail. A command waits as long for a connection that broke, with four
     /// round trips more, and for the first one three [connect time-outs](Self::connect_timeout).
     ///
-    /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. Where a round trip takes longer, set four of them:
+    /// Defaults to 250 ms; 24 h at most. Where a round trip takes longer, set four of them:
     /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
     /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
-    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -184,18 +178,13 @@ impl RedisBackendBuilder {
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
         self.check()?;
-        let Self { location, config } = self;
-        let (servers, database) = match location {
-            Location::Missing => {
-                let why = "no server was given; call `server`, `sentinels` or `cluster`";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
-            Location::Server(url) => Servers::single(&url, config.clone())?,
-            Location::Sentinels(urls, master) => Servers::watched(&urls, &master, config.clone())?,
-            // A cluster has no databases.
-            Location::Cluster(urls) => (Servers::cluster(&urls, config.clone())?, None),
-        };
-        Ok(RedisBackend::over(servers, database, config))
+        let (servers, database) = Servers::new(&self.location, self.config)?;
+        Ok(RedisBackend(Arc::new(RedisInner {
+            servers,
+            channel_names: ChannelNames::new(database),
+            publish_refused: AtomicBool::new(false),
+            heartbeat: Heartbeat::default(),
+        })))
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -33,7 +33,6 @@ pub(super) const UNUSED: &str = "x";
 /// The suffix of the channel on which processes answer `bellwether top`.
 pub(super) const ANSWERS: &str = "a";
 
-/// Returns the suffix of the key of a tag.
 pub(super) fn tag(tag: &str) -> String {
     format!("g{tag}")
 }
@@ -55,7 +54,6 @@ pub(super) fn lock_at(key: &str) -> Option<(&str, SemaphoreKind)> {
     Some((prefix, SemaphoreKind::ALL.into_iter().find(is_of)?))
 }
 
-/// The names of the channels of one backend.
 pub(super) struct ChannelNames {
     /// The suffix of the channel of a name. The scripts know shard channels of a cluster by `s`.
     pub(super) suffix: String,

@@ -26,10 +26,7 @@ use std::{
 };
 
 pub use self::builder::RedisBackendBuilder;
-use self::{
-    client::{RedisConfig, Servers},
-    ops::Heartbeat,
-};
+use self::{client::Servers, ops::Heartbeat};
 use crate::error::Error;
 
 /// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
@@ -44,24 +41,26 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// Clones share their connections. The backend connects when it is first used, and again whenever a
 /// connection breaks, without end. So a service can start while Redis is down.
 ///
-/// ```
+/// ```no_run
 /// use std::time::Duration;
 /// use bellwether::RedisBackend;
 ///
+/// # async fn start() -> Result<(), bellwether::Error> {
 /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
+/// backend.ready().await?;
+/// backend.ping().await?;
 /// let with_settings = RedisBackend::builder()
 ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
 ///     .command_timeout(Duration::from_millis(500))
 ///     .client_name("shop")
 ///     .build()?;
-/// # Ok::<_, bellwether::Error>(())
+/// # Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct RedisBackend(Arc<RedisInner>);
 
 struct RedisInner {
     servers: Servers,
-    config: RedisConfig,
     channel_names: keys::ChannelNames,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
@@ -88,17 +87,6 @@ impl RedisBackend {
         RedisBackendBuilder::default()
     }
 
-    /// Creates a backend over these servers. A cluster has no databases.
-    fn over(servers: Servers, database: Option<i64>, config: RedisConfig) -> Self {
-        Self(Arc::new(RedisInner {
-            servers,
-            config,
-            channel_names: keys::ChannelNames::new(database),
-            publish_refused: AtomicBool::new(false),
-            heartbeat: Heartbeat::default(),
-        }))
-    }
-
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.
     ///
     /// # Errors
@@ -119,16 +107,13 @@ impl RedisBackend {
     /// [`connect_timeout`](RedisBackendBuilder::connect_timeout). A service that may start before
     /// its server calls it again.
     ///
-    /// A service that calls it at its start learns early of a wrong password, of a server that is
-    /// too old, and of rights that an ACL does not give. The error names them. A user that has no
-    /// right which only caches need is held to locks, and the other way round. This is no error.
+    /// So a service learns at its start of a wrong password, of a server that is too old, and of
+    /// rights that an ACL does not give, which the error names. A user that has no right which only
+    /// caches need is held to locks, and the other way round. The log has a warning if the round
+    /// trip is long for the [command time-out](RedisBackendBuilder::command_timeout).
     ///
-    /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
-    /// The log has a warning if the round trip is long for the [command
-    /// time-out](RedisBackendBuilder::command_timeout).
-    ///
-    /// The patterns of keys and channels are not checked, because only caches and locks know their
-    /// names. Nor is the right to subscribe: without it, waiters poll.
+    /// Not checked are the patterns of keys and channels, which only caches and locks know, and the
+    /// right to subscribe: without it, waiters poll.
     ///
     /// # Errors
     ///
@@ -137,21 +122,10 @@ impl RedisBackend {
     /// # Cancel safety
     ///
     /// Nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn start() -> Result<(), bellwether::Error> {
-    /// let backend = bellwether::RedisBackend::open("redis://127.0.0.1/")?;
-    /// backend.ready().await?;
-    /// backend.ping().await?;
-    /// # Ok(()) }
-    /// ```
     pub async fn ready(&self) -> Result<(), Error> {
         Ok(self.check_servers().await?)
     }
 
-    /// Returns the suffix of channels.
     fn channel(&self) -> &str {
         &self.0.channel_names.suffix
     }
@@ -159,6 +133,8 @@ impl RedisBackend {
 
 impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackend").field("config", &self.0.config).finish_non_exhaustive()
+        f.debug_struct("RedisBackend")
+            .field("config", &self.0.servers.config)
+            .finish_non_exhaustive()
     }
 }

@@ -42,7 +42,6 @@ const NAMES: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Contention {
-    /// The waiters of this process.
     channels: Channels,
     /// The names for which a task listens, while they count as contended or have waiters.
     contended: Mutex<HashMap<Name, Contended>>,
@@ -114,12 +113,10 @@ impl Contention {
         contended.insert(name.clone(), Contended { until, listening });
     }
 
-    /// Registers a waiter.
     pub(super) fn listen(&self, name: &Name) -> Changes {
         self.channels.listen(name.prefix(), None)
     }
 
-    /// Listens to all servers for the waiters of a name.
     async fn hear(self: Arc<Self>, name: Name, mut each: Vec<Changes>) {
         let needed = each.len() / 2 + 1;
         let (mut pushed, mut hears) = (HashSet::new(), false);

@@ -61,7 +61,6 @@ pub struct Majority {
     contention: Arc<Contention>,
 }
 
-/// A lease that a majority holds.
 #[derive(Clone, Default)]
 struct Hold {
     fence: u64,
@@ -161,7 +160,6 @@ impl Majority {
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
 
-    /// Returns what is held for a claim.
     fn hold(&self, claim: &Claim) -> Option<Hold> {
         lock(&self.held).get(&claim.owner).cloned()
     }

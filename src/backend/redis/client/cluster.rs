@@ -86,7 +86,6 @@ impl Cluster {
         Ok(Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() })
     }
 
-    /// Returns the nodes that serve a slot.
     pub(super) async fn nodes(&self) -> Result<Vec<Arc<Node>>, BackendError> {
         let slots = self.slots().await?;
         Ok(slots.owners().into_iter().map(|owner| self.nodes.at(owner)).collect())
@@ -195,7 +194,6 @@ async fn keep_known(nodes: Arc<ClusterNodes>) {
 }
 
 impl ClusterNodes {
-    /// Returns the node at an address.
     fn at(&self, address: &Address) -> Arc<Node> {
         if let Some(node) = lock(&self.nodes).get(address) {
             return node.clone();

@@ -8,16 +8,7 @@ use super::{
 };
 use crate::backend::redis::scripts::Call;
 
-/// The reply to a command.
 pub(super) type Reply = Result<Value, CommandFailure>;
-
-/// Returns the failure of a first command in place of the second's, for which it is the reason.
-fn with_reason(first: Option<CommandFailure>, reply: Reply) -> Reply {
-    match (first, reply) {
-        (Some(reason), Err(CommandFailure { retry: None, .. })) => Err(reason),
-        (_, reply) => reply,
-    }
-}
 
 impl Link {
     /// Runs a script, and sends its source if the server does not know it.
@@ -25,9 +16,13 @@ impl Link {
     /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
     /// slot.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
-        let (first, reply) = match call.with_first() {
-            Some(both) => Box::pin(self.run_both(both, asking)).await?,
-            None => (None, self.run(call.by_digest(), asking).await),
+        let (first, reply) = match &call.with_first {
+            None => (None, self.run(&call.by_digest, asking).await),
+            Some(both) => {
+                let mut replies = Box::pin(self.run_all(both, asking)).await?;
+                let reply = replies.pop().unwrap_or(Ok(Value::Nil));
+                (replies.pop().and_then(Result::err), reply)
+            }
         };
         let reply = match reply {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
@@ -35,27 +30,19 @@ impl Link {
             }
             reply => reply,
         };
-        with_reason(first, reply)
+        match (first, reply) {
+            // The failure of the first command is the reason for that of the script.
+            (Some(reason), Err(CommandFailure { retry: None, .. })) => Err(reason),
+            (_, reply) => reply,
+        }
     }
 
-    /// Runs a command behind another one, both in one write. Returns the failure of the first, and
-    /// the reply to the second.
-    async fn run_both(
-        &self,
-        commands: &Pipeline,
-        asking: bool,
-    ) -> Result<(Option<CommandFailure>, Reply), CommandFailure> {
-        let mut replies = self.run_all(commands, asking).await?;
-        let (second, first) = (replies.pop(), replies.pop());
-        Ok((first.and_then(Result::err), second.unwrap_or(Ok(Value::Nil))))
-    }
-
-    /// Runs a command.
     pub(super) async fn run(&self, command: &Cmd, asking: bool) -> Reply {
         if asking {
             let mut commands = redis::pipe();
             commands.add_command(command.clone());
-            return Box::pin(self.run_both(&commands, asking)).await?.1;
+            let replies = Box::pin(self.run_all(&commands, asking)).await?;
+            return replies.into_iter().next().unwrap_or(Ok(Value::Nil));
         }
         let sent =
             self.exchange(
@@ -83,7 +70,6 @@ impl Link {
         Ok(replies.into_iter().skip(1).step_by(2).collect())
     }
 
-    /// Sends commands in one write, and returns the reply to each.
     pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Reply>, CommandFailure> {
         let sent = self.exchange(|mut connection| async move {
             connection.send_packed_commands(commands, 0, commands.len()).await

@@ -1,6 +1,6 @@
 //! A new connection: for commands or pushes, or for one question.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
@@ -33,24 +33,6 @@ pub(super) struct Connection {
     _driver: AbortOnDropHandle<()>,
 }
 
-impl Connection {
-    /// Sends something, and waits for the reply. Returns `None` if the connection was silent for
-    /// this long before.
-    pub(super) async fn exchange<T, F>(
-        &self,
-        limit: Duration,
-        send: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Option<Result<T, RedisError>>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        // Pinned on the stack, because the future is too large to be moved.
-        let sending = pin!(send(self.commands.clone()));
-        self.progress.reply(sending, limit).await
-    }
-}
-
-/// Takes the pushes of a connection.
 pub(super) type OnPush = Box<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Connects to a server, and asks the first question, both within the connect time-out.
@@ -65,7 +47,8 @@ pub(super) async fn connect<T>(
     let reach =
         async { Ok((target.settings().await?, Socket::reach(target, progress.clone()).await?)) };
     let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(config));
-    let (settings, socket) = reached.map_err(|error| unreached(target, error))?;
+    let (settings, socket) = reached
+        .map_err(|error| failed(format!("cannot connect to {}", target.info.addr()), error))?;
     let log_in = async {
         let (stream, driven) = (socket.secure(target).await?, progress.clone());
         let (mut commands, driver) =
@@ -112,7 +95,6 @@ fn late<T>(config: &RedisConfig) -> Result<T, RedisError> {
     Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
-/// An attempt to connect that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 struct ConnectError {
@@ -123,10 +105,6 @@ struct ConnectError {
 fn failed(text: String, error: RedisError) -> BackendError {
     let error = ConnectError { text, source: ClientError(error) };
     BackendError::new(BackendErrorKind::Unavailable, error)
-}
-
-fn unreached(target: &ConnectTarget, error: RedisError) -> BackendError {
-    failed(format!("cannot connect to {}", target.info.addr()), error)
 }
 
 /// Returns the error of a server that accepted the connection.

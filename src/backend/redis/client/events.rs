@@ -11,10 +11,10 @@ use super::{
 };
 use crate::backend::Channels;
 
-pub(super) struct Events {
-    pub(super) channels: Channels,
+pub(in super::super) struct Events {
+    pub(in super::super) channels: Channels,
     /// Changes with each new connection for commands, and when slots have moved.
-    pub(super) new_connections: watch::Sender<()>,
+    pub(in super::super) new_connections: watch::Sender<()>,
     /// Notified when a slot has moved, or a connection broke.
     pub(super) trouble: Notify,
     /// The slots of a cluster. A map that was known stays, whatever fails.
@@ -29,7 +29,6 @@ impl Events {
     }
 }
 
-/// The events of one server.
 #[derive(Clone)]
 pub(super) struct NodeEvents {
     pub(super) all: Arc<Events>,
@@ -38,7 +37,6 @@ pub(super) struct NodeEvents {
 }
 
 impl NodeEvents {
-    /// Returns whether a channel is served by this server.
     pub(super) fn serves(&self, channel: &str) -> bool {
         let Some(node) = &self.node else { return true };
         let slots = self.all.slots.known();

@@ -4,7 +4,6 @@ use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
 
-/// A command that failed.
 pub(super) struct CommandFailure {
     /// How to send the command so that it works; `None` where no way is known.
     pub(super) retry: Option<CommandRetry>,

@@ -1,14 +1,16 @@
 //! A connection that a task keeps: for commands, or for pushes.
 //!
-//! The task connects, serves until the connection breaks, and connects again. A command takes the
-//! current connection. If the last attempt to connect failed, it fails at once. It waits for the
-//! first attempt after a break. So nothing queues up while the server is away.
+//! One task keeps the connections to a server, and starts with the first command. It connects,
+//! serves until a connection breaks, and connects again. A command takes the current connection. If
+//! the last attempt to connect failed, it fails at once. It waits for the first attempt after a
+//! break. So nothing queues up while the server is away.
 //!
 //! A connection that was silent for the command time-out ends (`socket`). It may be dead, or it
 //! lost a reply, and every later reply would go to the wrong command.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use redis::{ConnectionAddr, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
@@ -35,7 +37,13 @@ const AFTER_FAILURE: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub(super) struct Link {
     kept: Arc<KeptConnection>,
-    task: Arc<OnDemandTask>,
+    task: Arc<ConnectionsTask>,
+}
+
+/// The task of all connections to a server, which so live in one runtime.
+struct ConnectionsTask {
+    all: Vec<Arc<KeptConnection>>,
+    task: OnDemandTask,
 }
 
 struct KeptConnection {
@@ -49,28 +57,34 @@ struct KeptConnection {
 }
 
 impl Link {
-    pub(super) fn new(
+    /// Returns the connections to a server, which one task keeps.
+    pub(super) fn all<const COUNT: usize>(
         endpoint: &Endpoint,
         config: &RedisConfig,
         events: &NodeEvents,
-        is_for_pushes: bool,
-    ) -> Self {
-        let kept = KeptConnection {
-            endpoint: endpoint.clone(),
-            config: config.clone(),
-            events: events.clone(),
-            is_for_pushes,
-            current: LatestFinding::pending(config.first_connection_limit()),
-            told: Rarely::default(),
-        };
-        Self { kept: Arc::new(kept), task: Arc::default() }
+        are_for_pushes: [bool; COUNT],
+    ) -> [Self; COUNT] {
+        let kept = are_for_pushes.map(|is_for_pushes| {
+            Arc::new(KeptConnection {
+                endpoint: endpoint.clone(),
+                config: config.clone(),
+                events: events.clone(),
+                is_for_pushes,
+                current: LatestFinding::pending(config.first_connection_limit()),
+                told: Rarely::default(),
+            })
+        });
+        let task = Arc::new(ConnectionsTask { all: kept.to_vec(), task: OnDemandTask::default() });
+        kept.map(|kept| Self { kept, task: task.clone() })
     }
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        self.task.start(|| {
-            let kept = self.kept.clone();
-            (keep_connected(self.kept.clone()), move || kept.ended())
+        let ConnectionsTask { all, task } = &*self.task;
+        task.start(|| {
+            let (kept, ended) = (all.clone().into_iter().map(keep_connected), all.clone());
+            let task = async { drop(join_all(kept).await) };
+            (task, move || ended.iter().for_each(|kept| kept.ended()))
         });
     }
 
@@ -88,7 +102,9 @@ impl Link {
             None => Box::pin(self.kept.current.wait(|| self.start())).await?,
         };
         let limit = self.kept.config.command_timeout;
-        let Some(reply) = used.exchange(limit, send).await else {
+        // Pinned on the stack, because the future is too large to be moved.
+        let sending = pin!(send(used.commands.clone()));
+        let Some(reply) = used.progress.reply(sending, limit).await else {
             self.kept.give_up(&used);
             let why = format!("no reply within the command time-out of {limit:?}");
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
@@ -96,7 +112,6 @@ impl Link {
         Ok((used, reply))
     }
 
-    /// Classifies an error, and replaces the connection if the error asks for it.
     pub(super) fn failure(&self, error: RedisError, used: &Arc<Connection>) -> CommandFailure {
         if ends_connection(&error) {
             self.kept.give_up(used);
@@ -111,10 +126,9 @@ impl Link {
         }
     }
 
-    /// Waits for the connection. Returns how long the answer to a subscription may take then.
-    pub(super) async fn subscription_limit(&self) -> Result<Duration, BackendError> {
-        self.kept.current.wait(|| self.start()).await?;
-        Ok(self.kept.config.command_timeout)
+    /// Waits for the connection.
+    pub(super) async fn connected(&self) -> Result<(), BackendError> {
+        self.kept.current.wait(|| self.start()).await.map(drop)
     }
 }
 
@@ -209,7 +223,6 @@ impl KeptConnection {
         Ok(Some((Arc::new(connection), pushes)))
     }
 
-    /// Hands a new connection to the commands.
     fn connected(&self, current: &Arc<Connection>, begun: Instant, away_since: Option<Instant>) {
         let has_failed = matches!(self.current.now(), Finding::Failed(_));
         self.current.set(Finding::Known(current.clone()));

@@ -29,36 +29,30 @@ use futures_util::{
     future::{BoxFuture, try_join_all},
 };
 use redis::{Cmd, Pipeline, Value, from_redis_value};
-use tokio::{sync::watch, time::sleep};
+use tokio::time::sleep;
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
+    events::Events,
     replicas::Confirmation,
-    settings::{RedisConfig, Replicas},
+    settings::{Location, RedisConfig, Replicas},
     task::OnDemandTask,
 };
 
 use self::{
-    cluster::Cluster,
-    events::{Events, NodeEvents},
-    failure::CommandFailure,
-    link::Link,
-    node::Node,
-    replicas::wait_refused,
-    sentinel::Endpoint,
-    settings::ConnectTarget,
+    cluster::Cluster, events::NodeEvents, failure::CommandFailure, link::Link, node::Node,
+    replicas::wait_refused, sentinel::Endpoint, settings::ConnectTarget,
 };
 use super::scripts::Call;
 use crate::{
-    backend::Channels,
-    error::{BackendError, BackendErrorKind, Error},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
 };
 
 pub(super) struct Servers {
-    config: RedisConfig,
-    events: Arc<Events>,
+    pub(super) config: RedisConfig,
+    pub(super) events: Arc<Events>,
     nodes: Nodes,
 }
 
@@ -68,38 +62,35 @@ enum Nodes {
 }
 
 impl Servers {
-    /// Returns one server, and its database.
-    pub(super) fn single(url: &str, config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
-        let info = settings::parse(url, "the Redis URL")?;
-        let target = ConnectTarget { info, access: config.access.clone() };
-        Ok(Self::at_endpoint(&Endpoint::server(target), config))
-    }
-
-    /// Returns the master that sentinels watch, and its database.
-    pub(super) fn watched(
-        urls: &[String],
-        master: &str,
+    /// Returns the servers, and the database. A cluster has no databases.
+    pub(super) fn new(
+        location: &Location,
         config: RedisConfig,
     ) -> Result<(Self, Option<i64>), Error> {
-        Ok(Self::at_endpoint(&Endpoint::watched(urls, master, &config)?, config))
-    }
-
-    fn at_endpoint(endpoint: &Endpoint, config: RedisConfig) -> (Self, Option<i64>) {
         let events = Events::new(&config);
+        let endpoint = match location {
+            Location::Missing => {
+                let why = "no server was given; call `server`, `sentinels` or `cluster`";
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
+            Location::Server(url) => {
+                let (info, access) =
+                    (settings::parse(url, "the Redis URL")?, config.access.clone());
+                Endpoint::server(ConnectTarget { info, access })
+            }
+            Location::Sentinels(urls, master) => Endpoint::watched(urls, master, &config)?,
+            Location::Cluster(urls) => {
+                let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
+                return Ok((Self { config, events, nodes }, None));
+            }
+        };
         let of_node = NodeEvents { all: events.clone(), node: None };
-        let nodes = Nodes::Single(Arc::new(Node::new(endpoint, &config, &of_node)));
-        (Self { config, events, nodes }, Some(endpoint.database()))
+        let nodes = Nodes::Single(Arc::new(Node::new(&endpoint, &config, &of_node)));
+        Ok((Self { config, events, nodes }, Some(endpoint.database())))
     }
 
-    pub(super) fn cluster(urls: &[String], config: RedisConfig) -> Result<Self, Error> {
-        let events = Events::new(&config);
-        let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
-        Ok(Self { config, events, nodes })
-    }
-
-    /// Runs a script.
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
-        let run = |node: Arc<Node>, asking| async move { node.commands().call(call, asking).await };
+        let run = |node: Arc<Node>, asking| async move { node.commands.call(call, asking).await };
         self.at(call.first_key(), run).await
     }
 
@@ -114,8 +105,7 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        let run =
-            |node: Arc<Node>, asking| async move { node.commands().run(command, asking).await };
+        let run = |node: Arc<Node>, asking| async move { node.commands.run(command, asking).await };
         self.at(key.as_bytes(), run).await
     }
 
@@ -126,12 +116,11 @@ impl Servers {
         key: &str,
     ) -> Result<Vec<Value>, BackendError> {
         let run = |node: Arc<Node>, asking| async move {
-            node.commands().run_all(commands, asking).await?.into_iter().collect()
+            node.commands.run_all(commands, asking).await?.into_iter().collect()
         };
         self.at(key.as_bytes(), run).await
     }
 
-    /// Runs something at the server that has a key.
     async fn at<T, F>(
         &self,
         key: &[u8],
@@ -147,12 +136,10 @@ impl Servers {
         }
     }
 
-    /// Returns whether all keys are at one server.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.nodes, Nodes::Single(_))
     }
 
-    /// Runs a command at each server.
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
         self.at_each(|link| async move { Ok(link.run(command, false).await?) }).await
     }
@@ -194,7 +181,7 @@ impl Servers {
             Nodes::Single(node) => vec![node.clone()],
             Nodes::Cluster(cluster) => cluster.nodes().boxed().await?,
         };
-        try_join_all(nodes.into_iter().map(|node| ask(node.commands().clone()))).await
+        try_join_all(nodes.into_iter().map(|node| ask(node.commands.clone()))).await
     }
 
     /// Replaces the current connections after a reply that does not match its command.
@@ -205,14 +192,9 @@ impl Servers {
         }
     }
 
-    pub(super) fn channels(&self) -> &Channels {
-        &self.events.channels
-    }
-
-    /// Waits for the connection of the subscription to a channel, which must be open. Returns how
-    /// long the answer may take.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<Duration, BackendError> {
-        self.at(channel.as_bytes(), async |node, _| Ok(node.push.subscription_limit().await?)).await
+    /// Waits for the connection of the subscription to a channel, which must be open.
+    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+        self.at(channel.as_bytes(), async |node, _| Ok(node.push.connected().await?)).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {
@@ -220,11 +202,6 @@ impl Servers {
             Nodes::Single(_) => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
         }
-    }
-
-    /// Returns a watch that changes with each new connection for commands.
-    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
-        self.events.new_connections.subscribe()
     }
 }
 

@@ -9,9 +9,9 @@ use super::{
 };
 use crate::backend::redis::scripts::Call;
 
-/// One server and its connections, each made when it is first needed.
+/// One server and its connections. A waiter may listen behind any command, so pushes are ready.
 pub(super) struct Node {
-    commands: Link,
+    pub(super) commands: Link,
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
     grants: Option<Grants>,
     pub(super) push: Link,
@@ -19,27 +19,22 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: &NodeEvents) -> Self {
-        let link = |is_for_pushes| Link::new(endpoint, config, events, is_for_pushes);
-        let grants = config.replicas.map(|needed| Grants::new(link(false), needed));
-        Self { commands: link(false), grants, push: link(true) }
+        let Some(needed) = config.replicas else {
+            let [commands, push] = Link::all(endpoint, config, events, [false, true]);
+            return Self { commands, grants: None, push };
+        };
+        let all = Link::all(endpoint, config, events, [false, false, true]);
+        let [commands, grants, push] = all;
+        Self { commands, grants: Some(Grants::new(grants, needed)), push }
     }
 
-    /// Returns the connection for commands. A waiter may listen behind it, so pushes are ready.
-    pub(super) fn commands(&self) -> &Link {
-        self.push.start();
-        &self.commands
-    }
-
-    /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
     pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {
-        let commands = self.commands();
         match &self.grants {
             Some(grants) => Box::pin(grants.call(call, asking)).await,
-            None => Ok((commands.call(call, asking).await?, Ok(()))),
+            None => Ok((self.commands.call(call, asking).await?, Ok(()))),
         }
     }
 
-    /// Replaces the connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         self.commands.replace();
         if let Some(grants) = &self.grants {

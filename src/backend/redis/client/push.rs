@@ -12,6 +12,7 @@ use std::{
     collections::HashSet,
     convert::Infallible,
     io,
+    pin::pin,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -83,7 +84,7 @@ impl Pushes {
         let channels = &self.events.all.channels;
         if let Some(sent) = keys::heartbeat_sent(&message) {
             if !self.end.is_cancelled() {
-                channels.complete_until(sent);
+                channels.tell_taps(|tap| tap.complete_until(sent));
             }
             return;
         }
@@ -99,13 +100,11 @@ impl Pushes {
     }
 }
 
-/// The subscriptions on one connection.
 struct Subscriptions<'a> {
     pushes: &'a Pushes,
     current: &'a Connection,
     /// How long the connection may be silent before a reply.
     limit: Duration,
-    /// How often the log tells of refused subscriptions.
     told: &'a Rarely,
     subscribed: HashSet<Arc<str>>,
     /// The channels that the server refuses, until the next `PING`.
@@ -165,7 +164,7 @@ impl Subscriptions<'_> {
         }
         // A slot may have moved meanwhile. Its new node answers for its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
-        channels.confirmed(is_here);
+        channels.set_confirmed(true, is_here);
         let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
         let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
         lock(&self.pushes.leaving).extend(closed.iter().cloned());
@@ -175,7 +174,6 @@ impl Subscriptions<'_> {
         Ok(is_complete)
     }
 
-    /// Sends one command for each channel, and returns the reply to each.
     async fn each(&self, command: &str, channels: &[Arc<str>]) -> Result<Vec<Value>, RedisError> {
         if channels.is_empty() {
             return Ok(Vec::new());
@@ -197,7 +195,8 @@ impl Subscriptions<'_> {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let reply = self.current.exchange(self.limit, send).await;
+        let sending = pin!(send(self.current.commands.clone()));
+        let reply = self.current.progress.reply(sending, self.limit).await;
         reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }
 }

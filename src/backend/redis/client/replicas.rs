@@ -32,7 +32,6 @@ impl Replicas {
         wait
     }
 
-    /// Checks the reply to the `WAIT`.
     fn confirmation(self, reply: Option<Reply>) -> Confirmation {
         let confirmed = match reply {
             Some(Ok(Value::Int(confirmed))) => confirmed,
@@ -64,7 +63,6 @@ pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> Ba
 /// Whether enough replicas confirmed a grant, or the error of one that does not count.
 pub(in super::super) type Confirmation = Result<(), BackendError>;
 
-/// The reply to a grant.
 pub(super) type GrantReply = Result<(Value, Confirmation), CommandFailure>;
 
 /// The connection for grants that replicas confirm.
@@ -93,7 +91,7 @@ impl Grants {
 
     /// Runs a script, and sends its source if the server does not know it.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> GrantReply {
-        match self.send(call.by_digest().clone(), asking).await {
+        match self.send(call.by_digest.clone(), asking).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 self.send(call.with_source(), asking).await
             }

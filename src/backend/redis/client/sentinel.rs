@@ -31,7 +31,6 @@ use crate::{
     time::Pauses,
 };
 
-/// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// The announcements of a failover. A replica that was promoted is the master already, although the
 /// sentinels announce the switch only when the other replicas follow it.
@@ -54,7 +53,6 @@ struct Sentinels {
 /// The facts that the connections and the watch share.
 struct KnownSentinels {
     targets: Vec<ConnectTarget>,
-    /// The name of the master.
     name: String,
     master: ConnectTarget,
     config: RedisConfig,
@@ -148,7 +146,6 @@ impl Endpoint {
 }
 
 impl Sentinels {
-    /// Starts the task on the current runtime, unless it runs.
     fn start_watch(&self) {
         self.task.start(|| {
             let known = self.known.clone();
@@ -158,7 +155,6 @@ impl Sentinels {
     }
 }
 
-/// Reads the name of a master, or a URL with the name in the place of the host.
 fn read_master(master: &str) -> Result<(String, ConnectionInfo), Error> {
     let url = if master.contains("://") { master.to_owned() } else { format!("redis://{master}") };
     let info = settings::parse(&url, "the name or URL of the master")?;
@@ -217,7 +213,6 @@ impl KnownSentinels {
         Ok(())
     }
 
-    /// Listens to a sentinel until its connection ends.
     async fn listen(&self, sentinel: usize) -> Result<(), RedisError> {
         let listening = async {
             let mut pubsub = open_pubsub(&self.targets[sentinel]).await?;

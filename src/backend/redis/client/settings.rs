@@ -18,7 +18,6 @@ pub(in super::super) struct RedisConfig {
     pub(in super::super) connect_timeout: Option<Duration>,
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
-    /// The name that each connection gives itself.
     pub(in super::super) client_name: Option<String>,
     pub(in super::super) access: Access,
 }
@@ -49,7 +48,17 @@ impl RedisConfig {
     }
 }
 
-/// How many replicas must confirm a grant, and how long they may take.
+/// Where the servers are: the URLs that were given.
+#[derive(Clone, Default)]
+pub(in super::super) enum Location {
+    #[default]
+    Missing,
+    Server(String),
+    /// The sentinels, and the name or URL of the master.
+    Sentinels(Vec<String>, String),
+    Cluster(Vec<String>),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Replicas {
     pub(in super::super) count: u32,
@@ -59,20 +68,14 @@ pub(in super::super) struct Replicas {
 impl Replicas {
     pub(in super::super) fn check(self, command_timeout: Duration) -> Result<(), Error> {
         let Self { count, within } = self;
-        if count == 0 {
-            let why =
-                "`replicas` is 0, which waits for no replica; give 1 or more, or leave it out";
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        if count > 0 && within >= Duration::from_millis(1) && within < command_timeout {
+            return Ok(());
         }
-        if within < Duration::from_millis(1) || within >= command_timeout {
-            let why = format!(
-                "replicas may take {within:?} to confirm, but it must be at least 1 ms and less \
-                 than the command time-out of {command_timeout:?}; change `replicas` or \
-                 `command_timeout`"
-            );
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        }
-        Ok(())
+        let why = format!(
+            "{count} `replicas` may take {within:?} to confirm; give 1 or more, and from 1 ms to \
+             less than the command time-out of {command_timeout:?}"
+        );
+        Err(Error::new(ErrorKind::InvalidConfig, why))
     }
 }
 
@@ -104,7 +107,6 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// A server to connect to.
 #[derive(Clone)]
 pub(in super::super) struct ConnectTarget {
     pub(super) info: ConnectionInfo,
@@ -112,7 +114,6 @@ pub(in super::super) struct ConnectTarget {
 }
 
 impl ConnectTarget {
-    /// Returns the same target at another address.
     pub(super) fn at(&self, address: &Address) -> Self {
         let (host, port) = (address.host.to_string(), address.port);
         let address = match self.info.addr() {

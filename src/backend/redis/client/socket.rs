@@ -77,10 +77,6 @@ impl Progress {
         })
     }
 
-    fn quiet(&self) -> Quiet {
-        *lock(&self.quiet)
-    }
-
     fn has_read(&self) {
         let mut quiet = lock(&self.quiet);
         *quiet = Quiet { since: quiet.since.max(Instant::now()), is_unanswered: false };
@@ -109,7 +105,7 @@ impl Progress {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
         loop {
-            let quiet = self.quiet();
+            let quiet = *lock(&self.quiet);
             let from = if quiet.is_unanswered { quiet.since } else { Instant::now() };
             let is_asked = tokio::select! {
                 biased;
@@ -118,7 +114,7 @@ impl Progress {
                 // The callers may have left.
                 () = sleep_until(after(from, limit)) => false,
             };
-            let before = self.quiet();
+            let before = *lock(&self.quiet);
             for _turn in 0..2 {
                 tokio::select! {
                     biased;
@@ -126,7 +122,7 @@ impl Progress {
                     () = yield_now() => {}
                 }
             }
-            let has_moved = self.quiet().since != before.since;
+            let has_moved = lock(&self.quiet).since != before.since;
             let is_due = is_asked || before.is_unanswered;
             if is_due && !has_moved && after(before.since, limit) <= Instant::now() {
                 self.is_silent.store(true, Ordering::Relaxed);
@@ -145,16 +141,20 @@ impl Progress {
         limit: Duration,
     ) -> Option<Result<T, RedisError>> {
         let (begun, mut wait) = (Instant::now(), limit);
-        loop {
-            let from = self.quiet().since.max(begun);
+        let reply = loop {
+            let from = lock(&self.quiet).since.max(begun);
             tokio::select! {
                 biased;
-                reply = sending.as_mut() => return Some(reply).filter(|it| !self.cut(it)),
+                reply = sending.as_mut() => break reply,
                 // A command that was sent in the same moment lies in a queue that is not read.
-                () = self.ended.cancelled() => break,
+                () = self.ended.cancelled() => {
+                    // The last reply may have come since. There will be no other.
+                    let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+                    break unconstrained(sending).now_or_never().unwrap_or_else(ended);
+                }
                 () = sleep_until(after(from, wait)) => {}
             }
-            if self.quiet().since.max(begun) != from {
+            if lock(&self.quiet).since.max(begun) != from {
                 wait = limit;
             } else if wait < limit.saturating_mul(PATIENCE) {
                 self.asked.notify_one();
@@ -162,16 +162,9 @@ impl Progress {
             } else {
                 return None;
             }
-        }
-        // The last reply may have come since. There will be no other.
-        let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
-        let reply = unconstrained(sending).now_or_never().unwrap_or_else(ended);
-        Some(reply).filter(|it| !self.cut(it))
-    }
-
-    /// Returns whether a silence has cut a reply off.
-    fn cut<T>(&self, reply: &Result<T, RedisError>) -> bool {
-        reply.is_err() && self.is_silent.load(Ordering::Relaxed)
+        };
+        let is_cut_off = reply.is_err() && self.is_silent.load(Ordering::Relaxed);
+        (!is_cut_off).then_some(reply)
     }
 }
 
@@ -247,7 +240,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let is_small = bytes.len() < LARGE_WRITE;
-        if !self.has_yielded && self.progress.quiet().is_unanswered && is_small {
+        if !self.has_yielded && lock(&self.progress.quiet).is_unanswered && is_small {
             self.has_yielded = true;
             // Puts this task at the end of the scheduler's queue.
             cx.waker().wake_by_ref();
@@ -362,7 +355,7 @@ mod tests {
             advance(LIMIT * 4 / 5).await;
             there.write_all(b"xx").await?;
             socket.read_exact(&mut [0]).await?;
-            assert_eq!(progress.quiet().since, Instant::now());
+            assert_eq!(lock(&progress.quiet).since, Instant::now());
         }
         let (begun, reply) = (Instant::now(), pin!(pending::<Result<(), _>>()));
         let ((), reply) = join!(progress.drive(pending(), LIMIT), progress.reply(reply, LIMIT));
@@ -388,7 +381,7 @@ mod tests {
             socket.write_all(&[0; LARGE_WRITE]).await?;
             advance(LIMIT / 2).await;
         }
-        let silence = progress.quiet().since.elapsed();
+        let silence = lock(&progress.quiet).since.elapsed();
         assert!(silence > LIMIT * 8, "{silence:?}");
         Ok(())
     }

@@ -44,7 +44,6 @@ impl Address {
         Self { host: if host.is_empty() { from } else { host }.into(), port }
     }
 
-    /// Reads one node of `CLUSTER SLOTS`.
     fn in_slots(node: &Value, from: &str) -> Option<Self> {
         let Value::Array(fields) = node else { return None };
         let [host, Value::Int(port), ..] = fields.as_slice() else { return None };

@@ -18,9 +18,8 @@ use super::{
 use crate::{
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
-        RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
+        QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
         redis::{
-            client::Confirmation,
             keys,
             scripts::{Call, SCRIPTS, Script},
         },
@@ -32,7 +31,7 @@ use crate::{
 #[async_trait]
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let entry_life = if claim.waits { millis(claim.queue_entry_life()) } else { 0 };
+        let entry_life = if claim.waits { millis(QUEUE_ENTRY_LIFE) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
         match self.claimed(claim, &call).await? {
             answer @ (Claimed::Granted(_) | Claimed::Occupied(_)) => Ok(answer),
@@ -101,7 +100,7 @@ impl Leases for RedisBackend {
         // If this process waits for the name, others are likely to wait as well. They hear first.
         // For a fair mutex each release would be two commands.
         let is_contended = claim.mode == Mode::Exclusive
-            && self.0.servers.channels().has_listeners(claim.name.prefix());
+            && self.0.servers.events.channels.has_listeners(claim.name.prefix());
         self.released(&call.answered_last(is_contended)).await
     }
 
@@ -109,11 +108,10 @@ impl Leases for RedisBackend {
         let call = lock_call(&SCRIPTS.convert, to, &[self.channel()])
             .owner(from.owner)
             .arg(from.mode.need().units());
-        let (passed, confirmation) = self.grant(&call, replies::passed).await?;
-        if passed.is_some() {
-            self.confirmed(to, confirmation).await?;
+        match self.grant(&call, replies::passed).await? {
+            (Some(_), Err(error)) => self.give_back(to, error).await,
+            (passed, _) => Ok(passed),
         }
-        Ok(passed)
     }
 
     async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
@@ -172,13 +170,14 @@ impl Leases for RedisBackend {
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
-        self.0.servers.channels().register(name.prefix(), heard, owner)
+        self.0.servers.events.channels.register(name.prefix(), heard, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
         changes.subscribe();
-        let limit = self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        let limit = self.0.servers.config.command_timeout;
         match timeout(limit, changes.confirmed()).await {
             Ok(()) => Ok(changes),
             Err(_elapsed) => {
@@ -190,8 +189,8 @@ impl Leases for RedisBackend {
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
     fn time_limit(&self) -> Option<Duration> {
-        let give_back = u32::from(self.0.config.replicas.is_some());
-        Some(self.0.config.command_timeout.saturating_mul(1 + give_back))
+        let give_back = u32::from(self.0.servers.config.replicas.is_some());
+        Some(self.0.servers.config.command_timeout.saturating_mul(1 + give_back))
     }
 
     fn shard(&self, name: &Name) -> usize {
@@ -199,31 +198,27 @@ impl Leases for RedisBackend {
     }
 
     fn new_connections(&self) -> Option<watch::Receiver<()>> {
-        Some(self.0.servers.new_connections())
+        Some(self.0.servers.events.new_connections.subscribe())
     }
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim.
     pub(super) async fn claimed(
         &self,
         claim: &Claim,
         call: &Call<'_>,
     ) -> Result<Claimed, BackendError> {
-        let (claimed, confirmation) = self.grant(call, replies::claimed).await?;
-        if let Claimed::Granted(_) = claimed {
-            self.confirmed(claim, confirmation).await?;
+        match self.grant(call, replies::claimed).await? {
+            (Claimed::Granted(_), Err(error)) => self.give_back(claim, error).await,
+            (claimed, _) => Ok(claimed),
         }
-        Ok(claimed)
     }
 
     /// Gives back a grant that too few replicas confirmed. If that fails as well, the caller that
     /// claimed the lease undoes it.
-    async fn confirmed(&self, claim: &Claim, confirmation: Confirmation) -> Confirmation {
-        if confirmation.is_err() {
-            let _ = self.release(claim).await;
-        }
-        confirmation
+    async fn give_back<T>(&self, claim: &Claim, why: BackendError) -> Result<T, BackendError> {
+        let _ = self.release(claim).await;
+        Err(why)
     }
 
     /// Ends the lease of an entry, and pushes the reason. The name may back off after it.
@@ -274,7 +269,7 @@ impl RedisBackend {
         let own = if waits { names.queued(name) } else { names.registered(name) };
         let is_enough = claim.is_some_and(|_| waits || name.family() == Family::Cache);
         if is_enough && self.0.servers.is_single() {
-            self.0.servers.channels().open(&own);
+            self.0.servers.events.channels.open(&own);
             return vec![own];
         }
         // The process hears of what is granted to it in the queue.

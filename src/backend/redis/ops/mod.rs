@@ -33,7 +33,8 @@ impl RedisBackend {
     #[inline(never)]
     pub(super) fn check_servers(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async {
-            let (servers, command_timeout) = (&self.0.servers, self.0.config.command_timeout);
+            let (servers, command_timeout) =
+                (&self.0.servers, self.0.servers.config.command_timeout);
             servers.ping().await?;
             // The first question has waited for the connection.
             let asked = Instant::now();
@@ -67,7 +68,6 @@ impl RedisBackend {
         .boxed()
     }
 
-    /// Runs a script, and reads its reply.
     async fn run<T>(
         &self,
         call: &Call<'_>,
@@ -85,10 +85,10 @@ impl RedisBackend {
         call: &Call<'_>,
         read: impl FnOnce(Value) -> Result<T, BackendError>,
     ) -> Result<(T, Confirmation), BackendError> {
-        let end = Instant::now() + self.0.config.command_timeout;
+        let end = Instant::now() + self.0.servers.config.command_timeout;
         loop {
             let (reply, confirmation) = self.0.servers.grant(call).await?;
-            if !replies::is_again(&reply) || Instant::now() >= end {
+            if replies::word(&reply) != b"again" || Instant::now() >= end {
                 return Ok((self.checked(read(reply))?, confirmation));
             }
         }

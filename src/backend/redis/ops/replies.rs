@@ -30,7 +30,7 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, BackendError> {
 }
 
 /// Returns the word with which a reply begins, if it does so.
-fn word(value: &Value) -> &[u8] {
+pub(super) fn word(value: &Value) -> &[u8] {
     let Value::Array(fields) = value else { return b"" };
     match fields.first() {
         Some(Value::BulkString(word)) => word,
@@ -38,7 +38,6 @@ fn word(value: &Value) -> &[u8] {
     }
 }
 
-/// Reads the reply to a claim.
 pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
     Ok(match word(&value) {
         b"held" => {
@@ -64,7 +63,7 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
 /// Reads an entry behind a word, with the time of the server.
 fn newer(value: Value) -> Result<Entry, BackendError> {
     let (_, bytes, time): (Value, Bytes, _) = read(value)?;
-    entry(bytes).map(|entry| entry.read_at(time))
+    Ok(Entry::decode(bytes)?.read_at(time))
 }
 
 /// Reads the back-off of a name, and the failure that it follows.
@@ -81,22 +80,15 @@ fn backs_off(
     }
 }
 
-/// Returns whether a script that grants has more to do than it may at once, and is to be called
-/// again.
-pub(super) fn is_again(value: &Value) -> bool {
-    word(value) == b"again"
-}
-
 /// Reads the reply to a pass. Shared units are granted before what is left to do.
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
         Value::Nil => Ok(None),
-        value if is_again(&value) => Ok(Some(Grant::new(0))),
+        value if word(&value) == b"again" => Ok(Some(Grant::new(0))),
         value => fence(value).map(|fence| Some(Grant::new(fence))),
     }
 }
 
-/// Reads who holds a lock or loads an entry.
 pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
     type Fields = (String, u64, u64, u32, u32, u64, String, u64, u32, Bytes);
     let (owner, fence, millis, holders, waiting, now, label, wait, failures, message) =
@@ -125,7 +117,6 @@ pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
-/// Reads the state of a latch.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), BackendError> {
     if word(&value) == b"unset" {
         return Ok((None, Flags::default()));
@@ -194,10 +185,6 @@ pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), Backend
         }
         other => Err(unreadable(other)),
     }
-}
-
-pub(super) fn entry(bytes: Bytes) -> Result<Entry, BackendError> {
-    Entry::decode(bytes).map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
 }
 
 pub(super) fn fence(value: Value) -> Result<u64, BackendError> {

@@ -148,7 +148,7 @@ impl Store for RedisBackend {
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
-        self.0.servers.channels().add_tap(tier);
+        self.0.servers.events.channels.add_tap(tier);
         self.0.heartbeat.shorten(every);
         self.0.servers.is_single()
     }
@@ -259,14 +259,14 @@ impl RedisBackend {
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
             Value::Nil => Ok(None),
-            Value::BulkString(bytes) => replies::entry(bytes.into()).map(Some),
+            Value::BulkString(bytes) => Ok(Some(Entry::decode(bytes.into())?)),
             other => self.checked(Err(replies::unreadable(&other))),
         }
     }
 
     /// Returns the suffix of the key under which an entry is staged that is too large for a push.
     fn staged(&self, entry: &Entry, writer: Owner) -> Option<String> {
-        let is_large = entry.weight() > self.0.config.push_limit;
+        let is_large = entry.weight() > self.0.servers.config.push_limit;
         is_large.then(|| format!("{}{writer}", keys::STAGED))
     }
 }
@@ -276,7 +276,6 @@ fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
     matches!(answer, Ok(Some(Entry { windows: Some(windows), .. })) if !windows.is_fresh_only())
 }
 
-/// Returns the command that reads an entry.
 fn get(name: &Name) -> Cmd {
     let mut get = Cmd::with_capacity(2, name.prefix().len() + 40);
     get.arg("GET");

@@ -52,7 +52,7 @@ impl RedisBackend {
         if !self.0.servers.is_single() {
             return true;
         }
-        let (names, channels) = (&self.0.channel_names, self.0.servers.channels());
+        let (names, channels) = (&self.0.channel_names, &self.0.servers.events.channels);
         let wanted = [names.of_tags(name), names.of_tiers(name)];
         let is_heard = wanted.iter().all(|channel| channels.is_confirmed(channel));
         if !is_heard {
@@ -66,7 +66,9 @@ impl RedisBackend {
         // Publishes to this backend, unless a task does so already. It ends with the tiers.
         let inner = Arc::downgrade(&self.0);
         let beats = async move {
-            while let Some(inner) = inner.upgrade().filter(|it| it.servers.channels().is_tapped()) {
+            while let Some(inner) =
+                inner.upgrade().filter(|it| it.servers.events.channels.tell_taps(|_| ()))
+            {
                 inner.beat_once().await;
                 let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
                 drop(inner);

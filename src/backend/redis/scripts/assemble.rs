@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-/// Returns a script as a server gets it.
 pub(super) fn assemble<'a>(file: &'a str, lib: &[&'a str]) -> String {
     let parts = lib.iter().flat_map(|file| blocks(file));
     let mut parts = parts.flat_map(|part| names(part).map(move |name| (name, part))).collect();

@@ -54,7 +54,6 @@ impl Script {
 }
 
 impl Scripts {
-    /// Returns the commands that load all scripts into a server.
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
         for script in self.all() {
@@ -67,13 +66,13 @@ impl Scripts {
 /// One call of a script by its digest.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    by_digest: Cmd,
+    /// The `EVALSHA` command.
+    pub(super) by_digest: Cmd,
     /// Another command, and the script behind it. They are kept together, because a copy of a large
     /// command costs as much as its transfer.
-    with_first: Option<Pipeline>,
+    pub(super) with_first: Option<Pipeline>,
 }
 
-/// Adds a key of a name to a command.
 pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
     let mut key = command.writer_for_next_arg();
     // Writes to memory do not fail.
@@ -125,18 +124,11 @@ impl<'a> Call<'a> {
         Self { with_first: Some(both), ..self }
     }
 
-    /// Returns the command that goes before the script, and the script, if there is one.
-    pub(super) fn with_first(&self) -> Option<&Pipeline> {
-        self.with_first.as_ref()
-    }
-
-    /// Adds an argument.
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
         self.by_digest.arg(argument);
         self
     }
 
-    /// Adds the id of an owner.
     pub(super) fn owner(mut self, owner: Owner) -> Self {
         self.by_digest.arg(&owner.digits()[..]);
         self
@@ -148,11 +140,6 @@ impl<'a> Call<'a> {
             Some(Arg::Simple(key)) => key,
             _ => &[],
         }
-    }
-
-    /// Returns the `EVALSHA` command.
-    pub(super) fn by_digest(&self) -> &Cmd {
-        &self.by_digest
     }
 
     /// Returns an `EVAL` command with the source, for a server that does not know the script.
