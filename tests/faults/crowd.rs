@@ -8,8 +8,8 @@ use super::*;
 
 const KEYS: usize = 100;
 
-/// The backend of a scene. What is under way at once takes 0.1 s in a debug build, and several times
-/// that on a busy machine. A burst that the client sent at once would take longer than this.
+/// The backend of a scene. What is under way at once takes 0.1 s in a debug build, and several
+/// times that on a busy machine. A burst that the client sent at once would take longer than this.
 fn backend(server: &RedisServer) -> Result<RedisBackend, Error> {
     RedisBackend::builder().server(server.url()).command_timeout(Duration::from_secs(1)).build()
 }
