@@ -95,7 +95,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 return Err(Error::new(ErrorKind::Overloaded, words));
             }
             let (keys, ids): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-            let looks = match cache.core.flights.is_closed() {
+            let looks = match cache.core.begun.is_closed() {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
             };
@@ -215,7 +215,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
             if let Some(copy) = core.local(key.as_str(), options) {
                 *answer = Some(Decision::Served(copy));
             } else if let Ok(name) = core.name(key)
-                && !core.shard(&name).breaker.is_troubled()
+                && !core.shards.of(core.store.shard(&name)).breaker.is_troubled()
             {
                 places.push(answer);
                 asked.push(key);
@@ -225,7 +225,8 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let decisions = core.read_many(&asked, &names, &options.rules).await;
         for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
             if let Decision::Unanswered(error) = &decision {
-                core.shard(name).breaker.failed(error, &core.counters);
+                let shard = core.shards.of(core.store.shard(name));
+                shard.breaker.failed(error, &core.counters);
             }
             *answer = Some(decision);
         }
