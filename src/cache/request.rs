@@ -247,10 +247,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     Err(Refused::Closed) => break,
                     Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
                 };
-                let _edge = match flight::current().map(|from| nest(from, &follower)) {
-                    Some(None) => break,
-                    edge => edge.flatten(),
-                };
+                let nested = flight::current().map(|from| nest(from, &follower));
+                let Ok(_edge) = nested.transpose() else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
@@ -420,14 +418,14 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
-/// Returns `None` if the two would wait for each other.
-fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
+/// Fails if the two would wait for each other.
+fn nest<T>(from: u64, follower: &Follower<T>) -> Result<Edge, ()> {
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
-        return None;
+        return Err(());
     };
     follower.tell(Notice::NeededByLoader);
-    Some(edge)
+    Ok(edge)
 }
 
 fn overloaded(full: Refused) -> Error {

@@ -544,16 +544,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 self.guard.settled();
                 (led, current)
             }
-            Ok(Committed::Newer(entry)) => {
-                self.refused();
-                match self.newer(entry).await {
-                    Some(newer) => (newer, current),
-                    None => (led, Some(ForLate::Look)),
-                }
-            }
-            Ok(Committed::Refused) => {
-                self.refused();
-                (led, Some(ForLate::Look))
+            Ok(refused @ (Committed::Newer(_) | Committed::Refused)) => {
+                let newer = self.refused(refused).await;
+                newer.map_or((led, Some(ForLate::Look)), |newer| (newer, current))
             }
             Err(error) => {
                 core.counters.unstored.add();
@@ -577,15 +570,14 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         copies.note(mark, key, (entry, size), value, false, &self.asked.options().rules);
     }
 
-    fn refused(&self) {
-        debug!("commit refused: the lease was lost, or the key invalidated or replaced");
-        self.asked.core.counters.refused.add();
-        self.asked.core.drop_copy(&self.asked.key);
-    }
-
-    /// Returns the value of the newer entry that a commit has found, if it may be served.
-    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
+    /// Notes a commit that was refused. Returns the value of the newer entry that it has found, if
+    /// that may be served.
+    async fn refused(&self, answer: Committed) -> Option<Loaded<V>> {
         let AskedKey { core, key, name, .. } = &self.asked;
+        debug!("commit refused: the lease was lost, or the key invalidated or replaced");
+        core.counters.refused.add();
+        core.drop_copy(key);
+        let Committed::Newer(entry) = answer else { return None };
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         let newer = core.decide(name, &self.asked.options().rules, &mut answer);
