@@ -48,7 +48,7 @@ fn ask(flights: &Arc<Flights<u64>>, source: &AtomicU64) -> u64 {
 fn lead(mut leader: Leader<u64>, source: &AtomicU64) {
     let epoch = leader.begin_epoch();
     let value = source.load(RELAXED);
-    if leader.land(value, epoch) {
+    if leader.land(Some(value), epoch) {
         leader.land_late(Some(source.load(RELAXED)));
     }
 }
@@ -59,7 +59,7 @@ fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> LeaderWork {
         leader.own_task().await;
         done.store(1, RELAXED);
         let epoch = leader.begin_epoch();
-        leader.land(7, epoch);
+        leader.land(Some(7), epoch);
     })
 }
 
@@ -233,7 +233,7 @@ fn no_waiter_sleeps_through_the_wake_up() {
                 })
             })
             .collect();
-        leader.land(7, Epoch::END);
+        leader.land(Some(7), Epoch::END);
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
@@ -256,13 +256,13 @@ fn a_notice_reaches_the_leader() {
 
 /// A leader that lands a head. It asks once more for each caller that joins too late for it.
 fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
-    let mut epoch = leader.begin_epoch();
-    leader.land_head(source.load(RELAXED), epoch);
+    let (mut epoch, head) = (leader.begin_epoch(), source.load(RELAXED));
+    leader.land_head(head, epoch);
     while epoch.joined < callers {
         block_on(leader.late_joiner());
         epoch = leader.begin_epoch();
         assert!(epoch.joined < callers || source.load(RELAXED) == 1);
-        leader.admit(epoch);
+        leader.land_head(head, epoch);
     }
 }
 

@@ -179,18 +179,6 @@ pub enum Family {
     Tags,
 }
 
-impl Family {
-    /// Returns the part of a prefix between the namespace and the key.
-    fn tag(self) -> &'static str {
-        match self {
-            Self::Cache => ":c:",
-            Self::Lock => ":l:",
-            Self::Redlock => ":r:",
-            Self::Tags => ":t:",
-        }
-    }
-}
-
 /// Identifies an entry or a lock to a backend: a [`Key`] within a [`Namespace`] and a [`Family`].
 ///
 /// Every Redis key of one name starts with [`Name::prefix`], `namespace:family:{key}:`. So all of
@@ -200,7 +188,7 @@ impl Family {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     prefix: Arc<str>,
-    schema: u16,
+    pub(crate) schema: u16,
     family: Family,
 }
 
@@ -216,9 +204,10 @@ impl Name {
         key: &Key,
         limit: usize,
     ) -> Result<Self, Error> {
-        Self::check(family, key, limit)?;
-        let prefix = prefix([&namespace.0, family.tag()], &key.0).into();
-        Ok(Self { prefix, schema: 0, family })
+        if !(1..=limit).contains(&key.0.len()) {
+            return Err(unfit(family, key, limit));
+        }
+        Ok(Self { prefix: prefix(&namespace.0, family, &key.0).into(), schema: 0, family })
     }
 
     /// Returns the name with this prefix, if it is one of this namespace and family.
@@ -231,34 +220,19 @@ impl Name {
     /// Returns the name under which a namespace keeps its tags.
     pub(crate) fn of_tags(namespace: &Namespace) -> Self {
         let family = Family::Tags;
-        Self { prefix: prefix([&namespace.0, family.tag()], "tags").into(), schema: 0, family }
+        Self { prefix: prefix(&namespace.0, family, "tags").into(), schema: 0, family }
     }
 
     /// Returns the prefix of the name of another key, in the same namespace and family.
     pub(crate) fn prefix_of_sibling(&self, key: &str) -> String {
-        prefix([self.scope(), ""], key)
+        // A namespace has no colon.
+        prefix(self.prefix.split(':').next().unwrap_or_default(), self.family, key)
     }
 
     /// Returns the namespace and the family, as the prefix begins.
     pub(crate) fn scope(&self) -> &str {
         // A namespace has no brace.
         self.prefix.split('{').next().unwrap_or_default()
-    }
-
-    /// Checks that a key is not empty and has at most `limit` bytes.
-    pub(crate) fn check(family: Family, key: &Key, limit: usize) -> Result<(), Error> {
-        let (what, setting) = match family {
-            Family::Cache | Family::Tags => ("key", "max_key"),
-            Family::Lock | Family::Redlock => ("name", "max_name"),
-        };
-        let wrong = match key.0.len() {
-            0 => "is empty; give at least 1 byte".to_owned(),
-            length if length > limit => {
-                format!("has {length} bytes; shorten it, or raise `{setting}` of {limit}")
-            }
-            _ => return Ok(()),
-        };
-        Err(Error::new(ErrorKind::InvalidKey, format!("the {what} {wrong}")))
     }
 
     /// Returns the same name with the entries of another [schema](crate::cache::Builder::schema).
@@ -307,8 +281,27 @@ impl Name {
     }
 }
 
+/// Returns the error of a key that is empty, or longer than the limit.
+fn unfit(family: Family, key: &Key, limit: usize) -> Error {
+    let (what, setting) = match family {
+        Family::Cache | Family::Tags => ("key", "max_key"),
+        Family::Lock | Family::Redlock => ("name", "max_name"),
+    };
+    let wrong = match key.0.len() {
+        0 => "is empty; give at least 1 byte".to_owned(),
+        length => format!("has {length} bytes; shorten it, or raise `{setting}` of {limit}"),
+    };
+    Error::new(ErrorKind::InvalidKey, format!("the {what} {wrong}"))
+}
+
 /// Returns the start of the Redis keys of a key. `%` is escaped too, so the mapping is one to one.
-fn prefix([namespace, family]: [&str; 2], key: &str) -> String {
+fn prefix(namespace: &str, family: Family, key: &str) -> String {
+    let family = match family {
+        Family::Cache => ":c:",
+        Family::Lock => ":l:",
+        Family::Redlock => ":r:",
+        Family::Tags => ":t:",
+    };
     let escaped: Cow<'_, str> = match key.contains(['%', '{', '}']) {
         true => key.replace('%', "%25").replace('{', "%7B").replace('}', "%7D").into(),
         false => key.into(),

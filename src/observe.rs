@@ -162,7 +162,8 @@ impl Counter {
 pub(crate) struct TimeCounter(AtomicU64);
 
 impl TimeCounter {
-    pub(crate) fn add(&self, nanos: u64) {
+    pub(crate) fn add(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.0.fetch_add(nanos, Ordering::Relaxed);
     }
 

@@ -242,7 +242,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             meter: Meter::default(),
             activity: Activity::default(),
             shards: Shards::default(),
-            has_windows: AtomicBool::new(false),
+            asks_age: AtomicBool::new(settings.local.is_some()),
             undecodable: Rarely::default(),
             unstorable: Rarely::default(),
             short_lived: Once::new(),
@@ -307,7 +307,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
     /// [`Off`](EarlyRefresh::Off).
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        self.settings.options.rules.early = early;
+        let rules = &mut self.settings.options.rules;
+        (rules.early, rules.aged) = (early, early != EarlyRefresh::Off);
         self
     }
 

@@ -5,9 +5,11 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use futures_util::FutureExt;
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -60,8 +62,8 @@ pub(super) struct Core<V> {
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
-    /// An entry with windows was read, so reads ask for the age.
-    pub(super) has_windows: AtomicBool,
+    /// All reads ask for the age: there is a tier, or an entry with windows was read.
+    pub(super) asks_age: AtomicBool,
     /// Counted, and warned of now and then.
     pub(super) undecodable: Rarely,
     pub(super) unstorable: Rarely,
@@ -85,8 +87,9 @@ impl<V> Drop for Changed<'_, V> {
 impl<V> Core<V> {
     pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
         let settings = &self.settings;
-        let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
-        Ok(name.with_schema(settings.schema))
+        let mut name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
+        name.schema = settings.schema;
+        Ok(name)
     }
 
     /// Returns what is published of the cache.
@@ -110,10 +113,6 @@ impl<V> Core<V> {
         self.counters.snapshot(self.flights.len())
     }
 
-    pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
-        own.unwrap_or(&self.settings.options)
-    }
-
     /// Lets go of the copy of a value, because there is a newer entry.
     pub(super) fn drop_copy(&self, key: &Key) {
         self.copies.iter().for_each(|copies| copies.remove(key));
@@ -132,10 +131,6 @@ impl<V> Core<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
-        self.shards.of(self.store.shard(name))
-    }
-
     /// Returns a value as a hit gets it, and its entry.
     pub(super) fn entry(
         &self,
@@ -143,18 +138,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         cost: Duration,
         mut tagged: Tagged,
     ) -> Result<(V, Entry), Error> {
-        let (value, payload) = self.round_trip(value)?;
-        let entry = Entry::value(self.tag, cost, payload);
-        if !self.tags.is_on && tagged.tags.is_empty() {
-            return Ok((value, entry));
-        }
-        tagged.tags.sort_unstable();
-        tagged.tags.dedup();
-        self.tags.check(&tagged.tags)?;
-        Ok((value, entry.with_tags(tagged)))
-    }
-
-    fn round_trip(&self, value: &V) -> Result<(V, Bytes), Error> {
         let payload = self.codec.encode(value).map_err(|error| {
             Error::with_source(ErrorKind::Codec, "the codec could not encode the value", error)
         })?;
@@ -168,7 +151,14 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let words = "the codec could not decode the value that it had encoded";
             Error::with_source(ErrorKind::Codec, words, error)
         })?;
-        Ok((decoded, payload))
+        let entry = Entry::value(self.tag, cost, payload);
+        if !self.tags.is_on && tagged.tags.is_empty() {
+            return Ok((decoded, entry));
+        }
+        tagged.tags.sort_unstable();
+        tagged.tags.dedup();
+        self.tags.check(&tagged.tags)?;
+        Ok((decoded, entry.with_tags(tagged)))
     }
 
     pub(super) fn counted<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
@@ -213,8 +203,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.watches.each(|watch| watch.changed(name.prefix(), fence));
     }
 
-    pub(super) fn mark(&self, name: &Name) -> Option<Fill> {
-        self.copies.as_ref().map(|copies| copies.mark(name))
+    /// Begins a load or a commit, whose value is kept for outages only.
+    pub(super) fn mark(&self, name: &Name, now: Instant) -> Option<Fill> {
+        self.copies.as_ref().map(|copies| copies.order.mark(name, now))
     }
 
     /// Returns the windows of a value with these options, that its loader wants to be kept so. A

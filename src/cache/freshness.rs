@@ -61,11 +61,6 @@ impl Rules {
         error: Duration::MAX,
         copy: Duration::MAX,
     };
-
-    /// Returns the same rules for a caller that accepts nothing stale.
-    pub(super) fn without_stale(self) -> Self {
-        Self { stale: Duration::ZERO, error: Duration::ZERO, ..self }
-    }
 }
 
 /// The window of its life that an entry is in.

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -14,7 +14,7 @@ use super::{
     outcome::{Head, Record},
 };
 use crate::{
-    backend::{Entry, Tagged},
+    backend::{Entry, Tagged, Windows},
     lease::Lease,
     sync::lock,
     time::after,
@@ -31,11 +31,11 @@ struct LeadInner<V> {
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     keeping: Mutex<Keeping>,
-    tagged: Mutex<Tagged>,
     head: SetOnce<Head>,
 }
 
-#[derive(Clone, Copy, Default)]
+/// How a value is kept, and what follows its failure. What is not set, the request decides.
+#[derive(Clone, Default)]
 pub(super) struct Keeping {
     pub(super) ttl: Option<Duration>,
     pub(super) stale_while_revalidate: Option<Duration>,
@@ -46,6 +46,8 @@ pub(super) struct Keeping {
     pub(super) after_failure: Option<AfterFailure>,
     /// The failure concerns all callers, and this follows it if nothing else is set.
     pub(super) after_common_failure: Option<AfterFailure>,
+    /// The tags, with the tag number from before the load.
+    pub(super) tagged: Tagged,
 }
 
 impl<V> Lead<V> {
@@ -53,15 +55,10 @@ impl<V> Lead<V> {
         lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
         wants_new: bool,
+        tagged: Tagged,
     ) -> Self {
-        Self(Arc::new(LeadInner {
-            lease,
-            previous,
-            wants_new,
-            keeping: Mutex::default(),
-            tagged: Mutex::default(),
-            head: SetOnce::new(),
-        }))
+        let keeping = Mutex::new(Keeping { tagged, ..Keeping::default() });
+        Self(Arc::new(LeadInner { lease, previous, wants_new, keeping, head: SetOnce::new() }))
     }
 
     /// Returns the fence of this load. It is greater than in each earlier load of this key.
@@ -98,31 +95,6 @@ impl<V> Lead<V> {
     /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
     ///
     /// Returns `None` if nothing is stored, or if the backend did not answer.
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// /// Returns `None` for "304 Not Modified". A page is its `ETag` and its body.
-    /// async fn fetch(if_none_match: Option<&str>) -> Result<Option<[String; 2]>, BoxError> {
-    ///     # if if_none_match == Some("1") { return Ok(None) }
-    ///     # Ok(Some(["1".into(), "bell".into()]))
-    /// }
-    ///
-    /// let cache: Cache<[String; 2]> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// for _ in 0..2 {
-    ///     let load = cache.request("page:42").refresh(|lead| async move {
-    ///         let stale = lead.stale();
-    ///         let page = fetch(stale.as_ref().map(|stale| &*stale.value[0])).await?;
-    ///         let unchanged = || stale.map(|stale| lead.unchanged(stale));
-    ///         page.or_else(unchanged).ok_or_else(|| BoxError::from("304 without an ETag"))
-    ///     });
-    ///     assert_eq!(load.await?.value[1], "bell");
-    /// }
-    /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
     pub fn stale(&self) -> Option<Loaded<V>>
     where
         V: Clone,
@@ -134,34 +106,35 @@ impl<V> Lead<V> {
     /// as with each load, its tags are given again, and the load counts as
     /// [unchanged](super::Stats::unchanged).
     pub fn unchanged(&self, stale: Loaded<V>) -> V {
-        self.keep(|keeping| keeping.is_unchanged = true);
+        let mut keeping = self.keeping();
+        keeping.is_unchanged = true;
         let tagged = self.previous().and_then(|previous| previous.tagged.as_ref());
-        tagged.into_iter().for_each(|it| lock(&self.0.tagged).tags.extend_from_slice(&it.tags));
+        tagged.into_iter().for_each(|it| keeping.tagged.tags.extend_from_slice(&it.tags));
         stale.value
     }
 
     /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
     /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
-        self.keep(|keeping| keeping.ttl = Some(ttl));
+        self.keeping().ttl = Some(ttl);
     }
 
     /// Sets how long the value is served stale while it is refreshed, in place of the
     /// [setting](super::Builder::stale_while_revalidate) of the cache or the request.
     pub fn stale_while_revalidate(&self, window: Duration) {
-        self.keep(|keeping| keeping.stale_while_revalidate = Some(window));
+        self.keeping().stale_while_revalidate = Some(window);
     }
 
     /// Sets how long the value is kept for failed loads, in place of the
     /// [setting](super::Builder::stale_if_error) of the cache or the request.
     pub fn stale_if_error(&self, window: Duration) {
-        self.keep(|keeping| keeping.stale_if_error = Some(window));
+        self.keeping().stale_if_error = Some(window);
     }
 
     /// Sets what follows if this load fails, in place of the settings of the cache.
     /// A loader knows it from its error, such as the `Retry-After` of an answer.
     pub fn after_failure(&self, rule: AfterFailure) {
-        self.keep(|keeping| keeping.after_failure = Some(rule));
+        self.keeping().after_failure = Some(rule);
     }
 
     /// Returns whether a stale value is served if this load fails now.
@@ -172,12 +145,12 @@ impl<V> Lead<V> {
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
     /// The rule follows it if there is no other one, and no value that stands in.
     pub(crate) fn after_common_failure(&self, rule: AfterFailure) {
-        self.keep(|keeping| keeping.after_common_failure = Some(rule));
+        self.keeping().after_common_failure = Some(rule);
     }
 
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
-        self.keep(|keeping| keeping.do_not_store = true);
+        self.keeping().do_not_store = true;
     }
 
     /// Gives the value a tag, by which [`invalidate_tag`](super::Cache::invalidate_tag) ends it. A
@@ -187,22 +160,14 @@ impl<V> Lead<V> {
     /// The cache must be built with [`tags`](super::Builder::tags), which tells the limits.
     /// Otherwise the value is returned and not stored, and a warning says why.
     pub fn tag(&self, tag: impl Into<Arc<str>>) {
-        lock(&self.0.tagged).tags.push(tag.into());
-    }
-
-    /// Notes the tag number from before the load, and the tags of the caller.
-    pub(super) fn begin_tags(&self, tagged: Tagged) {
-        *lock(&self.0.tagged) = tagged;
+        let tag = tag.into();
+        self.keeping().tagged.tags.push(tag);
     }
 
     /// Takes the tags away from the value, which keeps its number.
     pub(crate) fn take_tags(&self) -> Tagged {
-        let mut tagged = lock(&self.0.tagged);
+        let tagged = &mut self.keeping().tagged;
         Tagged { number: tagged.number, tags: std::mem::take(&mut tagged.tags) }
-    }
-
-    pub(super) fn tagged(&self) -> Tagged {
-        lock(&self.0.tagged).clone()
     }
 
     /// Returns the source of the value for the caller that leads.
@@ -229,12 +194,17 @@ impl<V> Lead<V> {
         self.0.head.wait().await
     }
 
-    pub(super) fn keeping(&self) -> Keeping {
-        *lock(&self.0.keeping)
+    /// Sets how long the value is kept, in each of its windows.
+    pub(crate) fn keep(&self, windows: Windows) {
+        let mut keeping = self.keeping();
+        keeping.ttl = Some(windows.fresh);
+        keeping.stale_while_revalidate = Some(windows.stale);
+        keeping.stale_if_error = Some(windows.error);
     }
 
-    fn keep(&self, change: impl FnOnce(&mut Keeping)) {
-        change(&mut lock(&self.0.keeping));
+    /// Returns how the value is kept, to read or to set it. No code of a user runs meanwhile.
+    pub(super) fn keeping(&self) -> MutexGuard<'_, Keeping> {
+        lock(&self.0.keeping)
     }
 
     pub(super) fn previous(&self) -> Option<&Previous<V>> {

@@ -13,10 +13,7 @@
 mod order;
 
 use std::{
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -29,7 +26,6 @@ use tokio::time::Instant;
 
 pub(super) use self::order::{Fill, Order, WatchedOrder, Watches};
 
-use self::order::nanos;
 use super::{
     EarlyRefresh,
     breaker::Outage,
@@ -42,6 +38,8 @@ use crate::{
     backend::{Entry, STRIPES, Store, Tap},
     key::{Key, Name},
     observe::Counters,
+    sync::lock,
+    time::after,
 };
 
 /// The weight of a row beside its key and its payload, in bytes. It is measured.
@@ -54,34 +52,36 @@ const FEW_STRIPES: usize = 64;
 const USUAL_ROW: usize = 1024;
 
 /// The copies of entries that a process keeps: for its local tier, and for the time in which the
-/// backend is away. Its times count from the creation of its order.
+/// backend is away.
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
     /// The greatest weight of a copy. Without it one copy could displace all others.
     heaviest: usize,
-    order: Order,
+    pub(super) order: Order,
     /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
     /// are not told.
-    tier: Option<LocalTier>,
+    pub(super) tier: Option<LocalTier>,
     remembers: bool,
     counters: Arc<Counters>,
     /// Until when the time without trust was counted.
-    counted_until: AtomicU64,
+    counted_until: Mutex<Instant>,
 }
 
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
     pub(super) record: Record,
     /// The entry without its payload and tags, as it was when the backend was asked.
-    entry: Entry,
+    pub(super) entry: Entry,
     weight: usize,
     generation: u64,
     /// The stripes of its tags, and the number up to which their ends are in the answer.
     stripes: Box<[usize]>,
     checked: u64,
-    asked: u64,
+    pub(super) asked: Instant,
     /// When its trust ends. It has none if it is for outages only.
-    until: u64,
+    until: Option<Instant>,
+    /// It is served while the backend is away.
+    is_remembered: bool,
     /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
     /// the backend has returned or stored it.
     outage: Option<Outage>,
@@ -142,31 +142,28 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
                 tier: settings.local.map(told),
                 remembers: memory > 0,
                 counters: counters.clone(),
-                counted_until: AtomicU64::new(0),
+                counted_until: Mutex::new(Instant::now()),
             }
         }))
-    }
-
-    pub(super) fn is_tier(&self) -> bool {
-        self.tier.is_some()
     }
 
     /// Returns the copy of a key if it may be served, and is not to be refreshed.
     pub(super) fn get(
         &self,
+        tier: LocalTier,
         key: &str,
         rules: &Rules,
         delay: impl FnOnce(u64, Duration) -> Duration,
     ) -> Option<Arc<LocalRow<V>>> {
-        let tier = self.tier?;
         // Before the row is read: all changes up to then have removed theirs.
         let complete_until = self.order.complete_until();
         let row = self.rows.get(key)?;
-        let now = self.order.now();
-        if now >= row.until
-            || now.saturating_sub(row.asked) >= nanos(rules.copy)
-            || now.saturating_sub(complete_until.max(row.asked)) >= nanos(tier.max_staleness)
-            || row.generation != self.order.generation()
+        let now = Instant::now();
+        let since = |moment: Instant| now.saturating_duration_since(moment);
+        if row.until.is_none_or(|until| now >= until)
+            || since(row.asked) >= rules.copy
+            || since(complete_until.max(row.asked)) >= tier.max_staleness
+            || row.generation != self.order.generation.load(Ordering::Acquire)
             || rules.replaces
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
@@ -176,17 +173,17 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return Some(row);
         }
         let delay = |window| delay(row.entry.fence, window);
-        let window = freshness::decide_at(self.age(&row)?, row.entry.windows?, rules, delay);
+        let window = freshness::decide_at(row.age()?, row.entry.windows?, rules, delay);
         (window == Window::Fresh).then_some(row)
     }
 
     /// Returns the copy of a key with its present entry, if it is of use in this outage.
     pub(super) fn recall(&self, key: &Key, outage: Outage) -> Option<(Arc<LocalRow<V>>, Entry)> {
         let row = self.rows.get(key)?;
-        let age = self.age(&row)?;
+        let age = row.age()?;
         let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
         if !is_kept
-            || !self.is_remembered(&row.entry) && row.outage.is_none()
+            || !row.is_remembered
             || row.outage.is_some_and(|of| of != outage)
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
@@ -196,31 +193,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         Some((row, entry))
     }
 
-    /// Returns whether this entry is served while the backend is away. Its user expects an older
-    /// value then.
-    fn is_remembered(&self, entry: &Entry) -> bool {
-        self.remembers && entry.windows.is_some_and(|windows| !windows.is_fresh_only())
-    }
-
-    fn age(&self, row: &LocalRow<V>) -> Option<Duration> {
-        Some(row.entry.age?.saturating_add(self.age_of_copy(row)))
-    }
-
-    /// Returns how long ago the backend was asked for this copy.
-    pub(super) fn age_of_copy(&self, row: &LocalRow<V>) -> Duration {
-        Duration::from_nanos(self.order.now().saturating_sub(row.asked))
-    }
-
     pub(super) fn begin(&self, store: &dyn Store, name: &Name, now: Instant) -> Fill {
         match self.tier {
             Some(_) => self.order.begin(store, name, now, false),
             None => self.order.mark(name, now),
         }
-    }
-
-    /// Begins a load or a commit, whose value is kept for outages only.
-    pub(super) fn mark(&self, name: &Name) -> Fill {
-        self.order.mark(name, Instant::now())
     }
 
     /// Notes an entry that the backend has returned or stored, with the size of its payload, unless
@@ -235,13 +212,15 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         is_hit: bool,
         rules: &Rules,
     ) {
-        let is_remembered = self.is_remembered(&entry);
+        // Its user expects an older value while the backend is away.
+        let has_old = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
+        let is_remembered = self.remembers && has_old;
         let until = match (self.tier, entry.age.zip(entry.windows)) {
             (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
                 let fresh = windows.fresh.saturating_sub(age);
-                fill.asked.saturating_add(nanos(fresh.min(tier.max_age).min(rules.copy)))
+                Some(after(fill.asked, fresh.min(tier.max_age).min(rules.copy)))
             }
-            _ => 0,
+            _ => None,
         };
         let fence = entry.fence;
         let last = self.rows.peek(key);
@@ -254,7 +233,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         if last.as_ref().is_some_and(is_older) {
             return;
         }
-        if until == 0 && !is_remembered {
+        if until.is_none() && !is_remembered {
             // Most reads are of a name without a row, and pay for one look.
             if last.is_some() {
                 self.remove(key);
@@ -262,10 +241,11 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         let is_same = |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.outage.is_none();
-        if until == 0 && last.is_some_and(|row| is_same(&row)) {
+        if until.is_none() && last.is_some_and(|row| is_same(&row)) {
             return;
         }
-        let row = LocalRow { until, ..LocalRow::new(fill, entry, size, value.clone()) };
+        let row = LocalRow::new(fill, entry, size, value.clone());
+        let row = LocalRow { until, is_remembered, ..row };
         if !self.keep(fill, fence, key, row) {
             // Its caller was served it, so nothing older may follow.
             self.rows.remove_if(key, |row| row.entry.fence < fence);
@@ -284,7 +264,8 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     ) {
         if self.remembers {
             let entry = Entry { age: Some(Duration::ZERO), ..entry };
-            let now = Fill { asked: self.order.now(), ..begun };
+            let mut now = begun;
+            now.asked = Instant::now();
             let row = LocalRow::new(now, entry, size, value);
             let row = LocalRow { outage: Some(outage), ..row };
             if !self.keep(begun, u64::MAX, key, row) {
@@ -306,17 +287,20 @@ impl<V> LocalStore<V> {
     /// copies are served without a question. `None` if there is no tier.
     #[cfg(feature = "metrics")]
     pub(super) fn trust(&self) -> Option<(Option<Duration>, bool)> {
-        let (lag, max_staleness) = (self.order.lag(), self.tier?.max_staleness);
+        let max_staleness = self.tier?.max_staleness;
+        let lag = self.order.complete_until().elapsed();
         Some(((max_staleness < Duration::MAX).then_some(lag), lag < max_staleness))
     }
 
     /// Counts the time without trust until now.
     pub(super) fn count_trust(&self) {
         let Some(tier) = self.tier else { return };
-        let trusted_until = self.order.complete_until().saturating_add(nanos(tier.max_staleness));
-        let now = self.order.now();
-        let counted = self.counted_until.fetch_max(now, Ordering::Relaxed);
-        self.counters.local_untrusted_seconds.add(now.saturating_sub(trusted_until.max(counted)));
+        let trusted_until = after(self.order.complete_until(), tier.max_staleness);
+        let mut counted_until = lock(&self.counted_until);
+        let (counted, now) = (*counted_until, Instant::now());
+        *counted_until = now;
+        let untrusted = now.saturating_duration_since(trusted_until.max(counted));
+        self.counters.local_untrusted_seconds.add(untrusted);
     }
 
     /// Lets go of the copy of an entry from before this fence. Returns whether there was one.
@@ -364,14 +348,16 @@ impl<V> LocalRow<V> {
             stripes,
             checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
             asked: fill.asked,
-            until: 0,
+            until: None,
+            is_remembered: true,
             outage: None,
             entry,
         }
     }
 
-    pub(super) fn fence(&self) -> u64 {
-        self.entry.fence
+    /// Returns the age of the entry by now.
+    fn age(&self) -> Option<Duration> {
+        Some(self.entry.age?.saturating_add(self.asked.elapsed()))
     }
 }
 
@@ -451,7 +437,7 @@ mod tests {
             (6, plain, Some(7)),
             (8, plain, None),
         ] {
-            scene.note(scene.store.mark(&scene.name), fence, windows);
+            scene.note(scene.store.order.mark(&scene.name, Instant::now()), fence, windows);
             assert_eq!(scene.recalled(), expected);
         }
     }
@@ -460,9 +446,15 @@ mod tests {
     async fn an_answer_that_comes_too_late_to_be_kept_ends_an_older_value() {
         let (scene, kept) = (Scene::new(), Windows::fresh(SECOND).error(SECOND));
         let (store, key) = (&scene.store, &scene.key);
-        let asked = store.mark(&scene.name);
+        let asked = store.order.mark(&scene.name, Instant::now());
         store.forget(key, &scene.name);
-        store.note_loaded(store.mark(&scene.name), key, scene.outage, Scene::seen(5, kept), 50);
+        store.note_loaded(
+            store.order.mark(&scene.name, Instant::now()),
+            key,
+            scene.outage,
+            Scene::seen(5, kept),
+            50,
+        );
         scene.note(asked, 4, kept);
         assert_eq!(scene.recalled(), Some(50));
         scene.note(asked, 6, kept);

@@ -96,7 +96,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 return Err(Error::new(ErrorKind::Overloaded, words));
             }
             let (keys, ids): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-            let looks = match cache.core.flights.is_closed() {
+            let looks = match cache.core.begun.is_closed() {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
             };
@@ -216,7 +216,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
             if let Some(copy) = core.local(key.as_str(), options) {
                 *answer = Some(Decision::Served(copy));
             } else if let Ok(name) = core.name(key)
-                && !core.shard(&name).breaker.is_troubled()
+                && !core.shards.of(core.store.shard(&name)).breaker.is_troubled()
             {
                 places.push(answer);
                 asked.push(key);
@@ -226,7 +226,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let decisions = core.read_many(&asked, &names, &options.rules).await;
         let mut failed: Vec<Arc<Shard>> = Vec::new();
         for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
-            let shard = core.shard(name);
+            let shard = core.shards.of(core.store.shard(name));
             // One silence is one failure, for however many keys.
             if let Decision::Unanswered(error) = &decision
                 && !failed.iter().any(|it| Arc::ptr_eq(it, &shard))

@@ -8,13 +8,11 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tracing::Span;
 
 use crate::{
     backend::Entry,
     error::{Error, ErrorKind},
     observe::Counters,
-    spans,
 };
 
 /// A value, where it came from, and what is known of its entry.
@@ -40,7 +38,13 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn of(entry: &Entry) -> Self {
         let fence = NonZeroU64::new(entry.fence);
-        let stored = age(entry).and_then(|age| Instant::now().checked_sub(age));
+        // If the backend has not told the age, its clock and that of this process are compared.
+        let by_clocks = || {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            now.saturating_sub(Duration::from_micros(entry.stored_at))
+        };
+        let age = entry.age.or_else(|| (entry.stored_at != 0).then(by_clocks));
+        let stored = age.and_then(|age| Instant::now().checked_sub(age));
         // Without a fence, it is not stored.
         let fresh = fence.and(entry.windows).map(|windows| windows.fresh);
         Self { fence, stored, fresh }
@@ -86,26 +90,6 @@ pub enum Source {
     /// from before. So it may be older than an invalidation in another process that had returned by
     /// then, of its key or of a tag.
     Degraded,
-}
-
-impl Source {
-    /// Returns the source for a caller whose loader ran, or for another one of the flight.
-    pub(super) fn for_caller(self, leads: bool) -> Self {
-        match self {
-            Self::Led if !leads => Self::Followed,
-            source => source,
-        }
-    }
-}
-
-/// Returns how long ago an entry was stored. If the backend has not told its age, the clocks of the
-/// backend and of this process are compared.
-fn age(entry: &Entry) -> Option<Duration> {
-    if entry.age.is_some() || entry.stored_at == 0 {
-        return entry.age;
-    }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Some(now.saturating_sub(Duration::from_micros(entry.stored_at)))
 }
 
 impl<V> Loaded<V> {
@@ -200,9 +184,9 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
         Ok(FlightResult::Alone(_)) => return "alone",
         Err(_) => return "error",
     };
-    match source.for_caller(leads) {
-        Source::Led => "led",
-        Source::Followed => "followed",
+    match source {
+        Source::Led if leads => "led",
+        Source::Led | Source::Followed => "followed",
         Source::Hit | Source::Local => "hit",
         Source::Stale => "stale",
         Source::Received => "received",
@@ -210,15 +194,13 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     }
 }
 
-pub(super) fn end_span<V>(span: &Span, outcome: &Outcome<V>, leads: bool) {
-    spans::ended(span, result(outcome, leads), outcome.as_ref().err());
-}
-
 /// Returns what a flight ended with, for one of its callers.
 pub(super) fn ended<V>(counters: &Counters, mut outcome: Outcome<V>, leads: bool) -> Outcome<V> {
     match &mut outcome {
         Ok(FlightResult::Loaded(Loaded { source, .. }) | FlightResult::Head(_, source)) => {
-            *source = source.for_caller(leads);
+            if matches!(source, Source::Led) && !leads {
+                *source = Source::Followed;
+            }
         }
         Ok(FlightResult::Alone(_)) => {}
         Err(_) => counters.failed.add(),

@@ -8,30 +8,27 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    EarlyRefresh, Loaded, Source,
+    Loaded, Source,
     breaker::Outage,
     core::Core,
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
-    local::Fill,
+    local::{Fill, LocalStore},
     outcome::Record,
     settings::Options,
 };
 use crate::{
-    backend::{Entry, EntryKind, Tagged, Windows},
+    backend::{Entry, EntryKind, Windows},
     error::{BackendError, BackendErrorKind, BoxError, Chain},
     key::{Key, Name},
 };
 
 pub(super) type Answered = Result<Option<Entry>, BackendError>;
-
-fn tags_of(answer: &Answered) -> Option<&Tagged> {
-    answer.as_ref().ok()?.as_ref()?.tagged.as_deref()
-}
 
 /// The use of an answer of the backend.
 pub(super) enum Decision<V> {
@@ -79,22 +76,25 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     #[inline]
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         let copies = self.copies.as_ref()?;
+        let tier = copies.tier?;
         let delay = |fence, window| {
             let name = self.name(&key.into());
             name.map_or(window, |name| self.refreshes.delay(&name, fence, window))
         };
-        let row = copies.get(key, &options.rules, delay)?;
-        if row.fence() < options.least_fence {
+        let row = copies.get(tier, key, &options.rules, delay)?;
+        if row.entry.fence < options.least_fence {
             return None;
         }
-        self.meter.sample_local_age(|| copies.age_of_copy(&row));
+        self.meter.sample_local_age(|| row.asked.elapsed());
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let asked = self.begin_read(name, Instant::now());
-        let mut answer = self.store.read(name, self.needs_age(rules)).await;
+        let begin = |copies: &Arc<LocalStore<V>>| copies.begin(&*self.store, name, Instant::now());
+        let asked = self.copies.as_ref().map(begin);
+        let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
+        let mut answer = self.store.read(name, aged).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
     }
@@ -106,9 +106,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         names: &'a [Name],
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
-        let now = Instant::now();
-        let asked: Vec<_> = names.iter().map(|name| self.begin_read(name, now)).collect();
-        let mut answers = match self.store.get_many(names, self.needs_age(rules)).await {
+        let (now, copies) = (Instant::now(), self.copies.as_ref());
+        let begin = |name| copies.map(|copies| copies.begin(&*self.store, name, now));
+        let asked: Vec<_> = names.iter().map(begin).collect();
+        let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
+        let mut answers = match self.store.get_many(names, aged).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -119,65 +121,50 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         each.map(decide)
     }
 
-    /// Returns whether entries are read with their age, if their windows do not ask for it.
-    fn needs_age(&self, rules: &Rules) -> bool {
-        let has_tier = self.copies.as_ref().is_some_and(|copies| copies.is_tier());
-        let is_asked = has_tier || rules.replaces || rules.aged;
-        is_asked
-            || !matches!(rules.early, EarlyRefresh::Off)
-            || self.has_windows.load(Ordering::Relaxed)
-    }
-
-    /// From the first entry with windows on, reads ask for the age at once.
-    fn note_windows(&self, answer: &Answered) {
-        if let Ok(Some(Entry { windows: Some(windows), .. })) = answer
-            && !windows.is_fresh_only()
-            && !self.has_windows.load(Ordering::Relaxed)
-        {
-            self.has_windows.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn begin_read(&self, name: &Name, now: Instant) -> Option<Fill> {
-        self.copies.as_ref().map(|copies| copies.begin(self.store.as_ref(), name, now))
-    }
-
     fn end_read(
         &self,
         (key, name): (&Key, &Name),
         rules: &Rules,
         asked: Option<Fill>,
-        answer: Answered,
+        mut answer: Answered,
     ) -> Decision<V> {
-        self.note_windows(&answer);
-        let Some((copies, asked)) = self.copies.as_ref().zip(asked) else {
-            return self.decide(name, rules, answer);
-        };
-        let seen = answer.as_ref().ok().and_then(Option::as_ref).map(|entry| self.seen(entry));
-        let decision = self.decide(name, rules, answer);
+        let mut size = 0;
+        if let Ok(Some(entry)) = &answer {
+            size = entry.payload.len();
+            // From the first entry with windows on, reads ask for the age at once.
+            if entry.windows.is_some_and(|windows| !windows.is_fresh_only())
+                && !self.asks_age.load(Ordering::Relaxed)
+            {
+                self.asks_age.store(true, Ordering::Relaxed);
+            }
+        }
+        let decision = self.decide(name, rules, &mut answer);
+        let Some((copies, asked)) = self.copies.as_ref().zip(asked) else { return decision };
         let value = match &decision {
             Decision::Served(loaded) | Decision::Refresh(loaded, _) => Some(&loaded.value),
             Decision::Old(previous) => Some(&previous.loaded.value),
             _ => None,
         };
-        let is_hit = matches!(&decision, Decision::Served(loaded) if loaded.source == Source::Hit);
-        match (seen, value) {
-            (Some(seen), Some(value)) => copies.note(asked, key, seen, value, is_hit, rules),
-            (Some(_), None) => self.drop_copy(key),
-            (None, _) if matches!(decision, Decision::Unanswered(_)) => {}
-            (None, _) => copies.missed(key),
+        let is_hit = matches!(&decision, Decision::Served(Loaded { source: Source::Hit, .. }));
+        match (answer, value) {
+            (Ok(Some(entry)), Some(value)) => {
+                copies.note(asked, key, (entry, size), value, is_hit, rules);
+            }
+            (Ok(Some(_)), None) => copies.remove(key),
+            _ if matches!(decision, Decision::Unanswered(_)) => {}
+            _ => copies.missed(key),
         }
         decision
     }
 
-    /// Returns what this process keeps of an entry beside its value, and the size of that.
-    pub(super) fn seen(&self, entry: &Entry) -> (Entry, usize) {
-        let is_for_loader_only = self.codec.is_for_loader_only(&entry.payload);
-        let (mut entry, size) = entry.without_payload();
-        if let Some(windows) = entry.windows.as_mut().filter(|_| is_for_loader_only) {
-            *windows = Windows::fresh(windows.fresh);
+    /// Takes the payload out of an entry of this codec. What is left is what the entry is good for
+    /// in this process.
+    pub(super) fn take_payload(&self, entry: &mut Entry) -> Bytes {
+        let payload = mem::take(&mut entry.payload);
+        if self.codec.is_for_loader_only(&payload) {
+            entry.windows = entry.windows.map(|windows| Windows::fresh(windows.fresh));
         }
-        (entry, size)
+        payload
     }
 
     /// Decides what the value is good for that this process remembers in an outage, if it does.
@@ -202,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Judges an answer, if its entry has tags.
     pub(super) async fn judge(&self, key: &Key, answer: &mut Answered) {
-        if tags_of(answer).is_some() {
+        if let Ok(Some(Entry { tagged: Some(_), .. })) = answer {
             // In a box, which an entry without tags does not need.
             Box::pin(self.judge_all(&[key], slice::from_mut(answer))).await;
         }
@@ -211,16 +198,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Asks what the ends of their tags say of some entries, with one question, and notes it in the
     /// entries. An error takes the place of an answer.
     pub(super) async fn judge_all(&self, keys: &[&Key], answers: &mut [Answered]) {
-        let which: Vec<_> = answers.iter().filter_map(tags_of).flat_map(|it| it.all()).collect();
+        let tagged = |answer: &'_ Answered| answer.as_ref().ok()?.as_ref()?.tagged.clone();
+        let tagged: Vec<_> = answers.iter().map(tagged).collect();
+        let which: Vec<_> = tagged.iter().flatten().flat_map(|tagged| tagged.all()).collect();
         if which.is_empty() {
             return;
         }
         let ends = self.store.tag_ends(&self.tags.name, &which).await;
         let mut ends = ends.map(IntoIterator::into_iter);
-        for (key, answer) in keys.iter().zip(answers) {
-            let (Some(tagged), Ok(Some(entry))) = (tags_of(answer).cloned(), &mut *answer) else {
-                continue;
-            };
+        for ((key, answer), tagged) in keys.iter().zip(answers).zip(tagged) {
+            let (Some(tagged), Ok(Some(entry))) = (tagged, &mut *answer) else { continue };
             match &mut ends {
                 Ok(ends) => {
                     if let Some(end) = tagged.end(ends) {
@@ -234,9 +221,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this
-    /// process, and the rules of the caller.
-    pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: Answered) -> Decision<V> {
-        let mut entry = match answer {
+    /// process, and the rules of the caller. Takes the payload out of the entry.
+    pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: &mut Answered) -> Decision<V> {
+        let entry = match answer {
             Ok(Some(entry)) => entry,
             Ok(None) => return Decision::Miss { seen: 0 },
             Err(error) => return self.no_entry(name, error),
@@ -246,18 +233,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },
             EntryKind::Ended => return Decision::Miss { seen: entry.fence },
         }
-        let is_for_loader_only =
-            entry.tag == self.tag && self.codec.is_for_loader_only(&entry.payload);
-        let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
-        let delay = |window| self.refreshes.delay(name, entry.fence, window);
-        let window = freshness::decide(&entry, rules, delay);
-        let Some(value) = self.decoded(name, &mut entry) else {
+        let Some(value) = self.decoded(name, entry) else {
             return Decision::Miss { seen: entry.fence };
         };
+        let delay = |window| self.refreshes.delay(name, entry.fence, window);
+        let window = freshness::decide(entry, rules, delay);
         let is_stale = matches!(window, Window::Stale | Window::Deferred);
         let source = if is_stale { Source::Stale } else { Source::Hit };
-        let loaded = |value| Loaded { value, source, record: Record::of(&entry) };
-        let previous = |value| Previous::new(&entry, rules, value, Source::Stale);
+        let loaded = |value| Loaded { value, source, record: Record::of(entry) };
+        let previous = |value| Previous::new(entry, rules, value, Source::Stale);
         match window {
             Window::Fresh | Window::Deferred => Decision::Served(loaded(value)),
             Window::Early | Window::Stale => {
@@ -269,11 +253,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
     fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
-        let payload = mem::take(&mut entry.payload);
-        let decode = || self.codec.decode(payload);
-        let decoded = match entry.tag == self.tag {
+        let is_own = entry.tag == self.tag;
+        let decode = AssertUnwindSafe(|| self.codec.decode(self.take_payload(entry)));
+        let decoded = match is_own {
             // Otherwise an entry that panics would be in the way of its own reload.
-            true => catch_unwind(AssertUnwindSafe(decode))
+            true => catch_unwind(decode)
                 .unwrap_or_else(|panic| Err(loader::panicked(panic.as_ref()).into())),
             false => Err("it has another schema or codec; give each type its own namespace".into()),
         };
@@ -284,12 +268,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Decides about an error. Stored bytes that are no entry count as missing.
-    fn no_entry(&self, name: &Name, error: BackendError) -> Decision<V> {
+    fn no_entry(&self, name: &Name, error: &BackendError) -> Decision<V> {
         self.counters.backend_errors.add();
         if error.kind() != BackendErrorKind::Foreign {
-            return Decision::Unanswered(error);
+            return Decision::Unanswered(error.clone());
         }
-        self.undecodable(name, &error, "the stored bytes are no entry and count as missing");
+        self.undecodable(name, error, "the stored bytes are no entry and count as missing");
         Decision::Miss { seen: 0 }
     }
 

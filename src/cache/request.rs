@@ -12,15 +12,15 @@ use super::{
     freshness::Rules,
     lead::Keeping,
     loader::{self, Produced, Work},
-    outcome::{Alone, FlightResult, Outcome, cut_off, end_span, ended},
-    run::{AskedKey, Begun, Run, RunStart},
+    outcome::{Alone, FlightResult, Outcome, cut_off, ended, result},
+    run::{Begun, Run, RunStart},
     settings::{OnUncacheable, Options, Sharing},
 };
 use crate::{
     backend::{Edit, Tagged},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
-    key::{Family, Key, Name},
+    key::Key,
     spans,
     time::after,
 };
@@ -65,7 +65,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(self, value: &V) -> Result<u64, Error> {
         let Self { core, key, own } = self;
-        let options = core.options(own.as_deref());
+        let options = own.as_deref().unwrap_or(&core.settings.options);
         let name = core.name(&key)?;
         let tagged = core.begin_tags(options).await;
         let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
@@ -92,7 +92,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, own } = self;
         let name = core.name(&key)?;
-        let windows = core.windows(core.options(own.as_deref()), None, &Keeping::default());
+        let options = own.as_deref().unwrap_or(&core.settings.options);
+        let windows = core.windows(options, None, &Keeping::default());
         // Also if there is nothing to touch.
         let _changed = core.changing(&key);
         // The end of a tag may be forgotten before the windows would end.
@@ -184,30 +185,31 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, own } = self;
-        Name::check(Family::Cache, &key, core.settings.max_key)?;
-        if let Some(loaded) = core.local(key.as_str(), core.options(own.as_deref())) {
+        let options = own.as_deref().unwrap_or(&core.settings.options);
+        if let Some(loaded) = core.local(key.as_str(), options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
-        if core.flights.is_closed() {
+        let run = Run::new(&core, &key, own, None, RunStart::Look)?;
+        if core.begun.is_closed() {
             return Ok(Begun::Alone);
         }
-        let run = Run::new(&core, &key, own, None, RunStart::Look)?;
         Box::pin(run.begin()).await
     }
 
     async fn refresh_by(mut self, work: Work<V>) -> Outcome<V> {
         // The entry to replace is read also if it is fresh.
-        self.options_mut().rules.replaces = true;
+        let rules = &mut self.options_mut().rules;
+        (rules.replaces, rules.aged) = (true, true);
         let Self { core, key, own } = self;
-        if core.flights.is_closed() {
+        if core.begun.is_closed() {
             return Err(Error::shut_down());
         }
         // First, so that each load that began before this call is beaten.
         let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
         let begun = core.begun.token();
-        if core.flights.is_closed() {
+        if core.begun.is_closed() {
             return Err(Error::shut_down());
         }
         let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
@@ -231,9 +233,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, mut own } = self;
         let mut work = Some(work);
         async move {
-            // Only a leader needs the name, but each caller is told if its key has none.
-            Name::check(Family::Cache, &key, core.settings.max_key)?;
-            let options = core.options(own.as_deref());
+            let options = own.as_deref().unwrap_or(&core.settings.options);
             if let Some(loaded) = core.local(key.as_str(), options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
@@ -248,15 +248,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     Err(Refused::Closed) => break,
                     Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
                 };
-                let Some(_edge) = nest(flight::current(), &follower) else { break };
+                let nested = flight::current().map(|from| nest(from, &follower));
+                let Ok(_edge) = nested.transpose() else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
+                        // If the key has no name, its followers join anew, and are told so as well.
                         let run = Run::new(&core, &key, own.take(), Some(leader), RunStart::Look)?;
                         let work = work.take().ok_or_else(cut_off)?;
                         follower.bring(Box::pin(run.run(loader::boxed(work))));
                     }
-                    None => core.options(own.as_deref()).will_wait(),
+                    None => own.iter().for_each(|options| options.will_wait()),
                 }
                 let waited =
                     wait(patience.as_deref(), &core, &key, &mut follower, takes_heads, leads);
@@ -382,7 +384,7 @@ fn wait<V: Clone + Send + Sync + 'static>(
     };
     let ends = |waited: &Option<Outcome<V>>, span: &Span| {
         if let Some(outcome) = waited {
-            end_span(span, outcome, false);
+            spans::ended(span, result(outcome, false), outcome.as_ref().err());
         }
     };
     Either::Right(Box::pin(spans::within(span, waited, ends)))
@@ -405,7 +407,8 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
         biased;
         waited = follower.wait(takes_heads) => return waited,
         old = async {
-            AskedKey::new(core, key, None).ok()?.in_place_of_slow_load(rules).await
+            let run = Run::new(core, key, None, None, RunStart::Look).ok()?;
+            run.in_place_of_slow_load(rules).await
         } => old,
     };
     let Some(old) = old else { return follower.wait(takes_heads).await };
@@ -416,15 +419,14 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
-/// A caller that is no loader enters nothing. Returns `None` if the two would wait for each other.
-fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
-    let Some(from) = from else { return Some(None) };
+/// Fails if the two would wait for each other.
+fn nest<T>(from: u64, follower: &Follower<T>) -> Result<Edge, ()> {
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
-        return None;
+        return Err(());
     };
     follower.tell(Notice::NeededByLoader);
-    Some(Some(edge))
+    Ok(edge)
 }
 
 fn overloaded(full: Refused) -> Error {

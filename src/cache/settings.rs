@@ -10,7 +10,7 @@ use crate::{
     error::{Error, ErrorKind},
     flight::Limits,
     key::Namespace,
-    lease::{Retry, RetryStrategy, Upkeep},
+    lease::{Retry, RetryStrategy},
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -154,14 +154,6 @@ impl Settings {
     /// unnoticed may still be committed in it, if no other load began.
     pub(super) fn fence_life(&self) -> Duration {
         self.lease * 2 + Duration::from_secs(5)
-    }
-
-    /// Returns how the lease of a load with these options is kept. Two renewals may fail before it
-    /// is lost.
-    pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
-        // The commit comes after the load.
-        let load = self.load_limit.saturating_add(options.sharing.rest_limit);
-        Upkeep { renew_every: Some(self.lease / 3), max_hold: load.saturating_add(self.lease) }
     }
 
     /// Checks that each setting is in its range.

@@ -27,8 +27,8 @@ pub(super) struct Tags {
     /// The greatest number of an end that this process was told, for each stripe of tags. A tag
     /// whose stripe has another one that ended is asked for once more.
     ends: Box<[AtomicU64]>,
-    /// The greatest of all.
-    greatest: AtomicU64,
+    /// The greatest number of all.
+    pub(super) greatest: AtomicU64,
 }
 
 impl Tags {
@@ -40,11 +40,6 @@ impl Tags {
             ends: (0..if is_told { STRIPES } else { 1 }).map(|_| AtomicU64::new(0)).collect(),
             greatest: AtomicU64::new(0),
         }
-    }
-
-    /// Returns the greatest number that this process was told.
-    pub(super) fn greatest(&self) -> u64 {
-        self.greatest.load(Ordering::Acquire)
     }
 
     /// Returns whether a tag of these stripes may have ended with a greater number than this.

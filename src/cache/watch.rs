@@ -18,8 +18,6 @@ use crate::{
 };
 
 /// Tells a cache of your own which values have changed, while it lives.
-///
-/// [`Cache::watch`] has an example.
 pub struct EntryWatch<V> {
     core: Arc<Core<V>>,
     watched: Arc<WatchedOrder>,
@@ -42,35 +40,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// The listener runs where changes are received, one call at a time for a key. So it must be
     /// fast, and must not wait. It must not call this watch.
     ///
-    /// # Examples
-    ///
-    /// ```
-    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
-    /// # builder.enable_time().build().unwrap().block_on(async {
-    /// use std::{collections::HashMap, sync::{Arc, Mutex}};
-    /// use bellwether::{BoxError, Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new(), "shop").build()?;
-    /// // Stands for a cache of your own, such as one of `moka`.
-    /// let own = Arc::new(Mutex::new(HashMap::new()));
-    /// let kept = own.clone();
-    /// let watch = cache.watch(move |key| match key {
-    ///     Some(key) => drop(kept.lock().unwrap().remove(key)),
-    ///     None => kept.lock().unwrap().clear(),
-    /// });
-    ///
-    /// // First the ticket, then the value.
-    /// let ticket = watch.ticket("stock:42")?;
-    /// let load = |_lead| async { Ok::<_, BoxError>(17) };
-    /// let loaded = cache.request("stock:42").load(load).await?;
-    /// let insert = || drop(own.lock().unwrap().insert("stock:42", loaded.value));
-    /// assert!(watch.insert_if_current(&ticket, &loaded, insert));
-    ///
-    /// cache.invalidate("stock:42").await?;
-    /// assert!(own.lock().unwrap().is_empty());
-    /// assert!(!watch.insert_if_current(&ticket, &loaded, || unreachable!("it is older")));
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// The example `moka_in_front` of the repository keeps a cache of `moka` true.
     pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
         let order = Order::new(&self.core.settings.namespace, &self.core.tags, STRIPES);
         let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
@@ -118,7 +88,7 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     ///
     /// Over the embedded backend and in a cluster it means nothing.
     pub fn lag(&self) -> Duration {
-        self.watched.order.lag()
+        self.watched.order.complete_until().elapsed()
     }
 }
 

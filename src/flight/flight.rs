@@ -107,7 +107,7 @@ impl<T> Flights<T> {
     /// [`Refused`] if the flights are closed or full. Callers that join at the same moment may pass
     /// a limit together.
     pub(crate) fn join(self: &Arc<Self>, key: &Key) -> Result<Joined<T>, Refused> {
-        if self.is_closed() {
+        if self.leaders.is_closed() {
             return Err(Refused::Closed);
         }
         let limit = self.limits.in_all;
@@ -122,30 +122,16 @@ impl<T> Flights<T> {
         };
         // Most callers of a hot key find its flight, and need no more than a look for that.
         let found = follow(&read(stripe));
-        if let Some(joined) = found {
-            return Self::followed(joined);
-        }
-        let mut table = write(stripe);
-        if let Some(joined) = follow(&table) {
-            drop(table);
-            return Self::followed(joined);
-        }
-        // Under the lock: `close` finds each flight that begins before it, and its leader counts.
-        if self.is_closed() {
-            return Err(Refused::Closed);
-        }
-        let counted = self.leaders.token();
-        let flight = Flight::begin(next_id(), self.clone(), key.clone(), hash);
-        table.insert_unique(hash, flight.clone(), |flight| flight.hash);
-        drop(table);
-        let follower = Follower::new(flight.clone(), 0);
-        let leader = Leader { flight, has_late: false, _counted: counted };
-        Ok(Joined { follower, leader: Some(leader) })
-    }
-
-    /// Completes a join after the lock of the map is released.
-    fn followed(joined: Result<Follower<T>, Refused>) -> Result<Joined<T>, Refused> {
-        let follower = joined?;
+        let follower = match found {
+            Some(joined) => joined?,
+            None => {
+                let mut table = write(stripe);
+                match follow(&table) {
+                    Some(joined) => joined?,
+                    None => return self.begin(&mut table, key, hash),
+                }
+            }
+        };
         // The second caller depends on the work. The later ones find it so.
         if follower.number == 1 {
             follower.flight.detach();
@@ -153,11 +139,42 @@ impl<T> Flights<T> {
         Ok(Joined { follower, leader: None })
     }
 
+    /// Begins the flight of a key, under the lock of its stripe: `close` finds each flight that
+    /// begins before it, and its leader counts.
+    fn begin(
+        self: &Arc<Self>,
+        table: &mut HashTable<Arc<Flight<T>>>,
+        key: &Key,
+        hash: u64,
+    ) -> Result<Joined<T>, Refused> {
+        if self.leaders.is_closed() {
+            return Err(Refused::Closed);
+        }
+        let (id, counted) = (next_id(), self.leaders.token());
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let flight = Arc::new(Flight {
+            id,
+            key: key.clone(),
+            hash,
+            flights: self.clone(),
+            state: Mutex::new(State { joined: 1, present: 1, ..State::default() }),
+            head: OnceLock::default(),
+            landing: OnceLock::default(),
+            late: OnceLock::default(),
+        });
+        table.insert_unique(hash, flight.clone(), |flight| flight.hash);
+        let leader = Leader { flight: flight.clone(), id, has_late: false, _counted: counted };
+        let follower = Follower { flight, number: 0, stage: Stage::Waiting, registration: None };
+        Ok(Joined { follower, leader: Some(leader) })
+    }
+
     /// Lets the flight of a key end for the callers that joined it. The next caller begins a new
     /// one.
     pub(crate) fn detach(&self, key: &Key) {
         let hash = self.hasher.hash_one(key);
-        if let Some(flight) = self.remove(hash, |flight| flight.key == *key) {
+        let flight = read(self.stripe(hash)).find(hash, |flight| flight.key == *key).cloned();
+        if let Some(flight) = flight {
+            self.remove(&flight);
             // `close` does not find it any more.
             flight.detach();
         }
@@ -179,21 +196,15 @@ impl<T> Flights<T> {
         self.all().iter().for_each(|flight| flight.detach());
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.leaders.is_closed()
-    }
-
-    fn remove(
-        &self,
-        hash: u64,
-        which: impl FnMut(&Arc<Flight<T>>) -> bool,
-    ) -> Option<Arc<Flight<T>>> {
-        let mut table = write(self.stripe(hash));
-        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
+    /// Takes a flight out of the map, if it is there, so that no caller joins it any more.
+    fn remove(&self, flight: &Flight<T>) {
+        let mut table = write(self.stripe(flight.hash));
+        if let Ok(entry) = table.find_entry(flight.hash, |other| other.id == flight.id) {
+            entry.remove();
+        }
         if table.is_empty() && table.capacity() > WORTH_SHRINKING {
             *table = HashTable::new();
         }
-        Some(flight)
     }
 
     fn all(&self) -> Vec<Arc<Flight<T>>> {
@@ -287,13 +298,6 @@ pub(crate) enum Notice {
 }
 
 impl<T> Flight<T> {
-    fn begin(id: u64, flights: Arc<Flights<T>>, key: Key, hash: u64) -> Arc<Self> {
-        let state = Mutex::new(State { joined: 1, present: 1, ..State::default() });
-        flights.waiting.fetch_add(1, Ordering::Relaxed);
-        let (head, landing, late) = (OnceLock::default(), OnceLock::default(), OnceLock::default());
-        Arc::new(Self { id, key, hash, flights, state, head, landing, late })
-    }
-
     /// Joins the flight, if fewer callers than the limit are there. To be called under the lock of
     /// the map.
     pub(super) fn join(self: &Arc<Self>, limit: usize) -> Result<Follower<T>, Refused> {
@@ -305,7 +309,8 @@ impl<T> Flight<T> {
         state.joined += 1;
         state.present += 1;
         self.flights.waiting.fetch_add(1, Ordering::Relaxed);
-        Ok(Follower::new(self.clone(), number))
+        let (flight, stage) = (self.clone(), Stage::Waiting);
+        Ok(Follower { flight, number, stage, registration: None })
     }
 
     /// Moves the work to a task of its own, unless it is there already. To be called without a lock
@@ -313,18 +318,6 @@ impl<T> Flight<T> {
     fn detach(&self) {
         let parked = lock(&self.state).detach();
         parked.into_iter().for_each(Parked::spawn);
-    }
-
-    /// Polls for a notice, on behalf of the leader's one task.
-    fn poll_notice(&self, notice: Notice, cx: &Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.state);
-        if state.told[notice as usize] {
-            return Poll::Ready(());
-        }
-        let last = replaced(&mut state.leader, cx);
-        drop(state);
-        drop(last);
-        Poll::Pending
     }
 
     /// Returns what there is for a follower, by the number that it joined with.
@@ -335,18 +328,19 @@ impl<T> Flight<T> {
         Some(outcome.as_ref())
     }
 
-    /// Takes the flight out of the map, so that no caller joins it any more.
-    fn remove(&self) {
-        self.flights.remove(self.hash, |other| other.id == self.id);
-    }
-
     /// Changes the state, and wakes all followers.
+    ///
+    /// The first one to wake leads the next flight if this one had nothing for it. It is not the
+    /// one that came right behind the leader: requests that come one after another are often alike.
     fn wake(&self, change: impl FnOnce(&mut State)) {
         let mut state = lock(&self.state);
         change(&mut state);
-        let followers = state.followers.take();
+        let mut followers = state.followers.take();
         drop(state);
-        followers.wake();
+        // So the leaders of several flights in a row come from different parts of the crowd.
+        let first = followers.len() * 5 / 13;
+        let (earlier, later) = followers.split_at_mut(first);
+        later.iter_mut().chain(earlier).filter_map(Option::take).for_each(Waker::wake);
     }
 
     /// Tells the leader that the flight is unwanted, if the last caller has left. A flight that has
@@ -407,16 +401,14 @@ fn replaced(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
 /// Dropped without an outcome, the leader sends its followers to join anew.
 pub(crate) struct Leader<T> {
     pub(super) flight: Arc<Flight<T>>,
+    /// The number of the flight.
+    pub(crate) id: u64,
     /// Callers that joined too late for the landing are owed an outcome.
     has_late: bool,
     _counted: TaskTrackerToken,
 }
 
 impl<T> Leader<T> {
-    pub(crate) fn id(&self) -> u64 {
-        self.flight.id
-    }
-
     /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers
     /// that joined before.
     pub(crate) fn begin_epoch(&self) -> Epoch {
@@ -433,19 +425,26 @@ impl<T> Leader<T> {
         .await;
     }
 
+    /// Completes when a notice was given. One task at a time waits for notices.
     pub(crate) async fn told(&self, notice: Notice) {
-        poll_fn(|cx| self.flight.poll_notice(notice, cx)).await;
+        poll_fn(|cx| {
+            let mut state = lock(&self.flight.state);
+            if state.told[notice as usize] {
+                return Poll::Ready(());
+            }
+            let last = replaced(&mut state.leader, cx);
+            drop(state);
+            drop(last);
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Lands the head of the outcome, for the followers that take it and joined before the epoch.
-    /// The flight goes on, and callers may still join it.
+    /// The flight goes on, and callers may still join it. Landed again, it admits those that joined
+    /// before the new epoch.
     pub(crate) fn land_head(&self, outcome: T, epoch: Epoch) {
         let _ = self.flight.head.set(outcome);
-        self.admit(epoch);
-    }
-
-    /// Admits the callers that joined before this epoch to the head.
-    pub(crate) fn admit(&self, epoch: Epoch) {
         self.flight.wake(|state| state.admitted = state.admitted.max(epoch.joined));
     }
 
@@ -458,18 +457,19 @@ impl<T> Leader<T> {
     /// Sends those that joined too late for the head to join anew. The next caller begins a new
     /// flight.
     pub(crate) fn close_head(&self) {
-        self.flight.remove();
+        self.flight.flights.remove(&self.flight);
         self.land_late(None);
     }
 
     /// Lands the flight for the callers that joined before the epoch. Returns whether others are
-    /// [still owed](Self::land_late) an outcome. No caller can join any more.
-    pub(crate) fn land(&mut self, outcome: T, epoch: Epoch) -> bool {
+    /// [still owed](Self::land_late) an outcome. No caller can join any more. `None` sends all to
+    /// join anew.
+    pub(crate) fn land(&mut self, outcome: Option<T>, epoch: Epoch) -> bool {
         let Self { flight, has_late, .. } = self;
-        flight.remove();
+        flight.flights.remove(flight);
         flight.wake(|state| {
             *has_late = state.joined > epoch.joined;
-            let _ = flight.landing.set(Landing { epoch, outcome: Some(outcome) });
+            let _ = flight.landing.set(Landing { epoch, outcome });
         });
         *has_late
     }
@@ -489,13 +489,10 @@ impl<T> Leader<T> {
 
 impl<T> Drop for Leader<T> {
     fn drop(&mut self) {
-        let flight = &self.flight;
         if self.has_late {
             self.land_late(None);
-        } else if flight.landing.get().is_none() {
-            flight.remove();
-            let _ = flight.landing.set(Landing { epoch: Epoch::END, outcome: None });
-            flight.wake(|_| {});
+        } else if self.flight.landing.get().is_none() {
+            self.land(None, Epoch::END);
         }
     }
 }
@@ -519,10 +516,6 @@ enum Stage {
 }
 
 impl<T> Follower<T> {
-    fn new(flight: Arc<Flight<T>>, number: u64) -> Self {
-        Self { flight, number, stage: Stage::Waiting, registration: None }
-    }
-
     pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
     }
@@ -645,7 +638,7 @@ impl<T> Drop for Follower<T> {
         flight.flights.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut state = lock(&flight.state);
         state.present -= 1;
-        let waker = state.followers.leave(self.registration);
+        let waker = self.registration.and_then(|it| state.followers.leave(it));
         let parked = match self.stage {
             Stage::Carrying => state.detach(),
             Stage::Waiting | Stage::Served => None,

@@ -21,9 +21,6 @@ pub(super) struct Registration {
     woken: u32,
 }
 
-/// Wakers that were taken out. They are woken without the lock that they were under.
-pub(super) struct Taken(Vec<Option<Waker>>);
-
 impl Wakers {
     /// Registers a waker, or keeps its registration. Returns the one that it replaces, to be
     /// dropped without a lock.
@@ -48,31 +45,19 @@ impl Wakers {
         }
     }
 
-    /// Ends a registration, if there is one. Returns its waker, to be dropped without a lock.
-    pub(super) fn leave(&mut self, registration: Option<Registration>) -> Option<Waker> {
-        let Registration { at, .. } = registration.filter(|it| it.woken == self.woken)?;
+    /// Ends a registration. Returns its waker, to be dropped without a lock.
+    pub(super) fn leave(&mut self, Registration { at, woken }: Registration) -> Option<Waker> {
+        if woken != self.woken {
+            return None;
+        }
         self.free.push(at);
         self.places.get_mut(at as usize)?.take()
     }
 
-    pub(super) fn take(&mut self) -> Taken {
+    /// Ends all registrations. Returns their wakers, to be woken without a lock.
+    pub(super) fn take(&mut self) -> Vec<Option<Waker>> {
         self.woken = self.woken.wrapping_add(1);
         self.free.clear();
-        Taken(mem::take(&mut self.places))
-    }
-}
-
-impl Taken {
-    /// Wakes them.
-    ///
-    /// The first one leads the next flight if this one had nothing for it. It is not the one that
-    /// came right behind the leader: requests that come one after another are often alike.
-    pub(super) fn wake(mut self) {
-        // So the leaders of several flights in a row come from different parts of the crowd.
-        let first = self.0.len() * 5 / 13;
-        let (earlier, later) = self.0.split_at_mut(first);
-        for waker in later.iter_mut().chain(earlier) {
-            waker.take().into_iter().for_each(Waker::wake);
-        }
+        mem::take(&mut self.places)
     }
 }

@@ -19,17 +19,18 @@ use crate::{
     sync::{lock, read},
 };
 
-/// The changes of the names of one namespace. Times are in nanoseconds since it was created.
+/// The changes of the names of one namespace.
 pub(in crate::cache) struct Order {
     stripes: Box<[Mutex<ToldStripe>]>,
     scope: String,
     scope_of_tags: String,
     pub(super) tags: Arc<Tags>,
     origin: Instant,
-    /// All changes were told up to this moment, if they are told at all.
+    /// All changes were told up to this moment, in nanoseconds since the origin, if they are told
+    /// at all.
     complete_until: AtomicU64,
     /// How often changes may have been missed.
-    generation: AtomicU64,
+    pub(super) generation: AtomicU64,
 }
 
 /// The changes of the names of one stripe.
@@ -48,10 +49,10 @@ struct ToldStripe {
 /// A question to the backend whose answer may be kept.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct Fill {
-    pub(super) stripe: usize,
-    pub(super) changes: u64,
+    stripe: usize,
+    changes: u64,
     pub(super) generation: u64,
-    pub(super) asked: u64,
+    pub(super) asked: Instant,
     /// The greatest number of an ended tag that was told before the question.
     pub(super) ended: u64,
     /// Changes of the name were heard before the question.
@@ -72,14 +73,14 @@ impl Order {
     }
 
     /// Notes what was told of a name until now.
-    pub(super) fn mark(&self, name: &Name, now: Instant) -> Fill {
+    pub(in crate::cache) fn mark(&self, name: &Name, now: Instant) -> Fill {
         // Before anything else is looked at.
-        let (generation, ended) = (self.generation(), self.tags.greatest());
-        let at = self.stripe_of(name.prefix());
+        let generation = self.generation.load(Ordering::Acquire);
+        let ended = self.tags.greatest.load(Ordering::Acquire);
+        let at = stripe_of(name.prefix());
         let stripe = self.stripe(at);
-        let (changes, asked) = (stripe.changes, self.at(now));
         let is_heard = stripe.heard_in == Some(generation);
-        Fill { stripe: at, changes, generation, asked, ended, is_heard }
+        Fill { stripe: at, changes: stripe.changes, generation, asked: now, ended, is_heard }
     }
 
     /// Begins a question to the backend. If changes of the name are not heard yet, they will be
@@ -114,7 +115,8 @@ impl Order {
         let stripe = self.stripe(fill.stripe);
         let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
         let is_acted = stripe.last_act > fill.changes;
-        let is_current = !is_told && !is_acted && self.generation() == fill.generation;
+        let generation = self.generation.load(Ordering::Acquire);
+        let is_current = !is_told && !is_acted && generation == fill.generation;
         if is_current {
             insert();
         }
@@ -123,7 +125,7 @@ impl Order {
 
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
-        let mut stripe = self.stripe(self.stripe_of(name.prefix()));
+        let mut stripe = self.stripe(stripe_of(name.prefix()));
         stripe.changes += 1;
         stripe.last_act = stripe.changes;
         remove();
@@ -132,7 +134,7 @@ impl Order {
     /// Notes a change of the name with this prefix, and removes what is kept of its key.
     pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
         let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
-        let mut stripe = self.stripe(self.stripe_of(prefix));
+        let mut stripe = self.stripe(stripe_of(prefix));
         stripe.changes += 1;
         stripe.greatest = stripe.greatest.max(fence);
         remove(&key);
@@ -147,44 +149,20 @@ impl Order {
         self.stripes.iter().for_each(|stripe| drop(lock(stripe)));
     }
 
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
     pub(super) fn note_complete(&self, asked: Instant) {
-        self.complete_until.fetch_max(self.at(asked), Ordering::AcqRel);
+        let since = asked.saturating_duration_since(self.origin).as_nanos();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.complete_until.fetch_max(since, Ordering::AcqRel);
     }
 
-    pub(super) fn complete_until(&self) -> u64 {
-        self.complete_until.load(Ordering::Acquire)
-    }
-
-    /// Returns for how long it is not known that all changes were told.
-    pub(in crate::cache) fn lag(&self) -> Duration {
-        // First the moment that is proven, then the time.
-        let known = self.complete_until();
-        Duration::from_nanos(self.now().saturating_sub(known))
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        self.at(Instant::now())
-    }
-
-    fn at(&self, moment: Instant) -> u64 {
-        nanos(moment.saturating_duration_since(self.origin))
-    }
-
-    fn stripe_of(&self, prefix: &str) -> usize {
-        stripe_of(prefix) % self.stripes.len()
+    /// Returns the moment up to which it is known that all changes were told.
+    pub(in crate::cache) fn complete_until(&self) -> Instant {
+        self.origin + Duration::from_nanos(self.complete_until.load(Ordering::Acquire))
     }
 
     fn stripe(&self, at: usize) -> MutexGuard<'_, ToldStripe> {
-        lock(&self.stripes[at])
+        lock(&self.stripes[at % self.stripes.len()])
     }
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 type WatchListener = dyn Fn(Option<&str>) + Send + Sync;

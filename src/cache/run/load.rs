@@ -5,8 +5,10 @@ use std::{
     convert::Infallible,
     fmt,
     future::pending,
+    mem,
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -22,7 +24,7 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         failures::whole_millis,
-        lead::Previous,
+        lead::{Keeping, Previous},
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
@@ -32,7 +34,7 @@ use crate::{
     },
     error::{BackendError, BoxError, Chain, Error, ErrorKind},
     flight::{self, Epoch},
-    lease::LeaseGuard,
+    lease::{Acquisition, Granted, LeaseGuard, Upkeep},
 };
 
 /// A load under its lease, which [`Request::begin`] returns. Its caller makes the value, and
@@ -120,40 +122,38 @@ struct LoadBegun {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    pub(super) fn new(
-        asked: AskedKey<V>,
-        guard: LeaseGuard,
-        (grant, granted): (Grant, Epoch),
-        held: &mut Held<V>,
+    /// Begins a load under the lease that an acquisition was granted.
+    pub(super) async fn granted(
         run: &Run<V>,
+        held: &mut Held<V>,
+        acquisition: &mut Acquisition,
+        (grant, since): (Grant, Instant),
+        granted: Epoch,
     ) -> Self {
+        let (asked, fence) = (run.asked.clone(), grant.fence());
+        debug!(fence, "lease taken");
+        let (core, settings) = (&asked.core, &asked.core.settings);
+        // The commit comes after the load. Two renewals may fail before the lease is lost.
+        let load = settings.load_limit.saturating_add(asked.options().sharing.rest_limit);
+        let max_hold = load.saturating_add(settings.lease);
+        let upkeep = Upkeep { renew_every: Some(settings.lease / 3), max_hold };
+        let lease = Granted { upkeep, fence, since, until: None };
+        let guard = core.engine.hold(acquisition, lease, None);
+        // A tag that ends from here on ends the value.
+        let tagged = core.begin_tags(asked.options()).await;
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lease = Some(guard.record.clone());
+        let lead = Lead::new(Some(guard.record.clone()), previous, run.wants_new(), tagged);
         Self {
-            lead: Lead::new(lease, previous, run.wants_new()),
+            lead,
             guard,
             granted,
             number: run.number(),
             grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
-            _token: run.leader.is_none().then(|| asked.core.begun.token()),
+            _token: run.leader.is_none().then(|| core.begun.token()),
             asked,
         }
-    }
-
-    /// Begins the load: a tag that ends from here on ends its value.
-    async fn begin_tags(&mut self) {
-        let AskedKey { core, .. } = &self.asked;
-        self.lead.begin_tags(core.begin_tags(self.asked.options()).await);
-        self.begun = self.asked.begin_load();
-    }
-
-    /// Begins the load, for a caller that makes the value itself.
-    pub(super) async fn begun_by_caller(mut self: Box<Self>) -> Self {
-        self.begin_tags().await;
-        self.asked.core.counters.loads.add();
-        *self
     }
 }
 
@@ -249,8 +249,7 @@ type Made<V> = Result<MadeValue<V>, Alone>;
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads under the lease, and commits.
-    pub(super) async fn load_leased(&self, work: Work<V>, mut load: Box<Load<V>>) -> FlightEnd<V> {
-        load.begin_tags().await;
+    pub(super) async fn load_leased(&self, work: Work<V>, load: Box<Load<V>>) -> FlightEnd<V> {
         let granted = load.granted;
         let produced = self.produce(work, load.begun, &load.lead, Some(&load.guard), granted).await;
         // Before `closing` stops the renewals: the lease is renewed until this turn has come.
@@ -265,7 +264,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     None => (committed, ForLate::Look),
                     Some(late) => (granted, late),
                 };
-                FlightEnd { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late }
+                FlightEnd { late, ..FlightEnd::found(loaded, epoch) }
             }
             Ok(Err(why)) => {
                 Box::pin(load.end_alone(why)).await;
@@ -290,10 +289,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lead = Lead::new(None, previous, self.wants_new());
         let begun = self.asked.begin_load();
-        let (number, tagged) = (core.tags.greatest(), self.asked.options().tagged.clone());
-        lead.begin_tags(Tagged { number, ..tagged });
+        let number = core.tags.greatest.load(Ordering::Acquire);
+        let tagged = Tagged { number, ..self.asked.options().tagged.clone() };
+        let lead = Lead::new(None, previous, self.wants_new(), tagged);
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
             Ok(Ok((value, entry, _))) => {
@@ -378,22 +377,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
     ) -> Infallible {
-        self.land_head(lead.announced().await, lead, epoch);
+        let head = lead.announced().await;
+        self.land_head(head, lead, epoch);
         let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
         let asked = &self.asked;
         loop {
             leader.late_joiner().await;
-            let epoch = leader.begin_epoch();
+            let (epoch, tagged) = (leader.begin_epoch(), lead.keeping().tagged.clone());
             let is_silent = asked.shard.breaker.is_open();
             let held = if is_silent { Ok(()) } else { Box::pin(guard.renew()).await };
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // The end of a tag takes no lease away.
-                Ok(()) if !is_silent && !Box::pin(asked.core.are_current(&lead.tagged())).await => {
-                    break;
-                }
+                Ok(()) if !is_silent && !Box::pin(asked.core.are_current(&tagged)).await => break,
                 // Without an answer, they are served as all callers are without a lease.
-                Ok(()) | Err(_) => leader.admit(epoch),
+                Ok(()) | Err(_) => self.land_head(head, lead, epoch),
             }
         }
         debug!("the lease is lost or a tag has ended, so no more callers are served this load");
@@ -404,8 +402,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn begin_load(&self) -> LoadBegun {
-        let (at, mark) = (Instant::now(), self.core.mark(&self.name));
-        LoadBegun { at, mark, outage: self.shard.breaker.outage() }
+        let at = Instant::now();
+        LoadBegun { at, mark: self.core.mark(&self.name, at), outage: self.shard.breaker.outage() }
     }
 
     /// Returns whether a failure that answers its caller counts as a failed load for the others.
@@ -416,10 +414,12 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 
     /// Makes the entry of a loaded value. A value without an encoding stays as it is.
     fn made(&self, value: V, begun: LoadBegun, lead: &Lead<V>) -> MadeValue<V> {
-        let (core, keeping, cost) = (&self.core, &lead.keeping(), begun.at.elapsed());
-        let (value, entry, windows) = match core.entry(&value, cost, lead.tagged()) {
+        let (core, cost) = (&self.core, begun.at.elapsed());
+        let mut keeping = lead.keeping().clone();
+        let tagged = mem::take(&mut keeping.tagged);
+        let (value, entry, windows) = match core.entry(&value, cost, tagged) {
             Ok((value, entry)) => {
-                let windows = core.windows(self.options(), Some(&value), keeping);
+                let windows = core.windows(self.options(), Some(&value), &keeping);
                 (value, entry, windows)
             }
             Err(error) => {
@@ -452,9 +452,10 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let copies = self.core.copies.as_ref().zip(begun.mark);
         if let Some((outage, (copies, mark))) = outage.filter(lasts).zip(copies) {
             // It replaces the stored one.
-            let entry = entry.with_fence(lead.previous().map_or(0, |previous| previous.fence));
-            let seen = self.core.seen(&entry);
-            copies.note_loaded(mark, &self.key, outage, seen, value.clone());
+            let fence = lead.previous().map_or(0, |previous| previous.fence);
+            let mut entry = entry.with_fence(fence);
+            let size = self.core.take_payload(&mut entry).len();
+            copies.note_loaded(mark, &self.key, outage, (entry, size), value.clone());
         }
     }
 
@@ -473,15 +474,15 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
         let failed = failed.max(self.core.failures.failed_here(&self.key));
         let (failures, random) = (failed.saturating_add(1), fastrand::f64());
-        let keeping = lead.keeping();
-        let wait = match keeping.after_failure.or_else(|| self.core.failures.policy(error)) {
+        let Keeping { after_failure, after_common_failure, .. } = *lead.keeping();
+        let wait = match after_failure.or_else(|| self.core.failures.policy(error)) {
             Some(rule) => rule.wait(failures, random),
             None => match lead.previous().and_then(Previous::left_on_error) {
                 Some(left) => AfterFailure::BACK_OFF
                     .wait(failures, random)
                     .and_then(|wait| whole_millis(wait.min(left))),
                 // Without a rule or an old value, later callers do not get this failure.
-                None => keeping.after_common_failure?.wait(failures, random),
+                None => after_common_failure?.wait(failures, random),
             },
         }?;
         Some(BackOff { wait, failures })
@@ -515,94 +516,71 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
 impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Commits a value that was loaded. Returns it for its callers. Callers that joined after the
     /// lease was granted may have to be served in another way.
-    async fn commit_value(self, made: MadeValue<V>) -> (Loaded<V>, Option<ForLate>) {
+    async fn commit_value(self, (value, entry, ttl): MadeValue<V>) -> (Loaded<V>, Option<ForLate>) {
         let ended = Instant::now();
         let Self { asked, lead, guard, begun, .. } = &self;
-        let core = &asked.core;
-        let (value, entry, ttl) = made;
-        let (mark, tagged) = (core.mark(&asked.name), lead.tagged());
+        let AskedKey { core, key, shard, .. } = asked;
+        let (mark, tagged) = (core.mark(&asked.name, ended), lead.keeping().tagged.clone());
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
-        self.count_commit(&answer, &entry, ttl);
-        self.keep_copy(mark.filter(|_| are_current), &entry, &value, &answer);
-        let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current;
-        let is_stored = is_stored && entry.kind == EntryKind::Value;
+        let is_value = entry.kind == EntryKind::Value;
+        if !is_value {
+            core.counters.unstorable.add();
+        }
+        let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current && is_value;
         let record = Record::written(guard.fence(), &entry, ended, is_stored);
-        let led = |value| Loaded { value, source: Source::Led, record };
+        let led = Loaded { value, source: Source::Led, record };
         // They may know of what has ended the value.
         let current = if are_current { None } else { Some(ForLate::Look) };
         match answer {
-            Ok(Committed::Stored | Committed::Pushed) => {
-                self.guard.settled();
-                (led(value), current)
-            }
-            Ok(Committed::Newer(entry)) => match self.newer(entry).await {
-                Some(newer) => (newer, current),
-                None => (led(value), Some(ForLate::Look)),
-            },
-            Ok(Committed::Refused) => (led(value), Some(ForLate::Look)),
-            Err(error) => {
-                asked.shard.breaker.failed(&error, &core.counters);
-                asked.remember(&value, entry, *begun, lead, asked.shard.breaker.outage());
-                (led(value), Some(ForLate::Degraded))
-            }
-        }
-    }
-
-    fn count_commit(
-        &self,
-        answer: &Result<Committed, BackendError>,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) {
-        let counters = &self.asked.core.counters;
-        if entry.kind == EntryKind::Uncacheable {
-            counters.unstorable.add();
-        }
-        match answer {
             Ok(Committed::Stored) => {
-                counters.stored.add();
-                if self.lead.keeping().is_unchanged {
-                    counters.unchanged.add();
-                }
+                self.stored(mark.filter(|_| are_current), entry, &led.value);
+                self.guard.settled();
+                (led, current)
             }
-            Ok(Committed::Pushed) if ttl.is_none() => {}
-            Ok(Committed::Pushed) | Err(_) => counters.unstored.add(),
-            Ok(Committed::Newer(_) | Committed::Refused) => {
-                debug!("commit refused: the lease was lost, or the key invalidated or replaced");
-                counters.refused.add();
+            Ok(Committed::Pushed) => {
+                ttl.iter().for_each(|_| core.counters.unstored.add());
+                core.drop_copy(key);
+                self.guard.settled();
+                (led, current)
+            }
+            Ok(refused @ (Committed::Newer(_) | Committed::Refused)) => {
+                let newer = self.refused(refused).await;
+                newer.map_or((led, Some(ForLate::Look)), |newer| (newer, current))
+            }
+            Err(error) => {
+                core.counters.unstored.add();
+                shard.breaker.failed(&error, &core.counters);
+                asked.remember(&led.value, entry, *begun, lead, shard.breaker.outage());
+                (led, Some(ForLate::Degraded))
             }
         }
     }
 
-    /// Keeps a copy of what was stored, or drops the copy that it replaces.
-    fn keep_copy(
-        &self,
-        mark: Option<Fill>,
-        entry: &Entry,
-        value: &V,
-        answer: &Result<Committed, BackendError>,
-    ) {
+    /// Notes an entry that was stored, and keeps a copy of it in place of the last one.
+    fn stored(&self, mark: Option<Fill>, entry: Entry, value: &V) {
         let AskedKey { core, key, .. } = &self.asked;
-        let Some(copies) = &core.copies else { return };
-        match (answer, mark) {
-            (Ok(Committed::Stored), Some(mark)) => {
-                let entry = entry.clone().with_fence(self.guard.fence());
-                let seen = core.seen(&Entry { age: Some(Duration::ZERO), ..entry });
-                let rules = &self.asked.options().rules;
-                copies.note(mark, key, seen, value, false, rules);
-            }
-            (Ok(_), _) => core.drop_copy(key),
-            (Err(_), _) => {}
+        core.counters.stored.add();
+        if self.lead.keeping().is_unchanged {
+            core.counters.unchanged.add();
         }
+        let (Some(copies), Some(mark)) = (&core.copies, mark) else { return core.drop_copy(key) };
+        let mut entry = Entry { age: Some(Duration::ZERO), ..entry.with_fence(self.guard.fence()) };
+        let size = core.take_payload(&mut entry).len();
+        copies.note(mark, key, (entry, size), value, false, &self.asked.options().rules);
     }
 
-    /// Returns the value of the newer entry that a commit has found, if it may be served.
-    async fn newer(&self, entry: Entry) -> Option<Loaded<V>> {
+    /// Notes a commit that was refused. Returns the value of the newer entry that it has found, if
+    /// that may be served.
+    async fn refused(&self, answer: Committed) -> Option<Loaded<V>> {
         let AskedKey { core, key, name, .. } = &self.asked;
+        debug!("commit refused: the lease was lost, or the key invalidated or replaced");
+        core.counters.refused.add();
+        core.drop_copy(key);
+        let Committed::Newer(entry) = answer else { return None };
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
-        let newer = core.decide(name, &self.asked.options().rules, answer);
+        let newer = core.decide(name, &self.asked.options().rules, &mut answer);
         Some(Loaded { source: Source::Received, ..newer.value()? })
     }
 

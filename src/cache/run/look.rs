@@ -17,8 +17,7 @@ use tracing::debug;
 use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, silence};
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Grant, Mode,
-        Occupied,
+        Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Mode, Occupied,
     },
     cache::{
         Loaded, Source,
@@ -29,7 +28,7 @@ use crate::{
     },
     error::{BackendError, Error},
     flight::Epoch,
-    lease::{Acquisition, Granted, Waiting, Woken},
+    lease::{Acquisition, Waiting, Woken},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -54,9 +53,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 Step::Claim { seen }
             }
-            (Decision::Served(loaded), _) => FlightEnd::found(loaded, epoch).into(),
+            (Decision::Served(loaded), _) => Step::Land(FlightEnd::found(loaded, epoch)),
             (Decision::Refresh(loaded, previous), _) => {
-                Step::Land(FlightEnd::found(loaded, epoch), Some(previous))
+                let end = FlightEnd::found(loaded, epoch);
+                Step::Land(FlightEnd { refresh: Some(previous), ..end })
             }
             (decision, _) => self.decided(decision, epoch, held),
         }
@@ -77,7 +77,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     fn decided(&self, decision: Decision<V>, epoch: Epoch, held: &mut Held<V>) -> Step<V> {
         match decision {
             Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
-                FlightEnd::found(Loaded { source: Source::Received, ..loaded }, epoch).into()
+                let loaded = Loaded { source: Source::Received, ..loaded };
+                Step::Land(FlightEnd::found(loaded, epoch))
             }
             Decision::Old(previous) => {
                 let AskedKey { core, key, .. } = &self.asked;
@@ -87,7 +88,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     && let Some(end) = held.fallback()
                 {
                     core.counters.backed_off.add();
-                    return end.into();
+                    return Step::Land(end);
                 }
                 Step::Claim { seen }
             }
@@ -95,7 +96,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Unanswered(_) => self.away(held),
             Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadUnleased,
-                OnUncacheable::Pass => FlightEnd::alone(Alone::Uncacheable).into(),
+                OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
         }
@@ -106,13 +107,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) fn away(&self, held: &mut Held<V>) -> Step<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
-        let outage = shard.breaker.outage().filter(|_| self.start == RunStart::Look);
+        let outage = shard.breaker.outage().filter(|_| matches!(self.start, RunStart::Look));
         let (epoch, rules) = (self.begin_epoch(), &self.asked.options().rules);
         match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
             }
-            Some(Decision::Served(loaded)) => return FlightEnd::found(loaded, epoch).into(),
+            Some(Decision::Served(loaded)) => {
+                return Step::Land(FlightEnd::found(loaded, epoch));
+            }
             _ => {}
         }
         Step::LoadUnleased
@@ -122,18 +125,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// that was not good enough.
     pub(super) async fn claim(&self, seen: u64, held: &mut Held<V>) -> Step<V> {
         let (core, options) = (&self.asked.core, self.asked.options());
+        if options.sharing.is_local {
+            return Step::LoadUnleased;
+        }
         let settings = &core.settings;
         let name = self.asked.name.clone();
         let mut claim = Claim::new(name, Mode::Exclusive, settings.lease, settings.fence_life());
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
-        claim.listens = self.start != RunStart::Behind;
+        claim.listens = !matches!(self.start, RunStart::Behind);
         let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
         let acquisition = Acquisition::new(&core.engine.janitor, claim);
         let (epoch, met) = (Epoch::END, 0);
         let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, met };
         let Break(step) = claiming.settle(&mut waiting).await;
-        if let Step::Land(end, _) = &step {
+        if let Step::Land(end) = &step {
             core.meter.woken(waiting.pushed_at, result(&end.outcome, true));
         }
         step
@@ -198,7 +204,11 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let answer = self.ask_backend().await;
         drop(turn);
         match answer {
-            Ok((Claimed::Granted(grant), sent)) => Break(self.granted(grant, sent)),
+            Ok((Claimed::Granted(grant), sent)) => {
+                let Self { held, acquisition, epoch, .. } = self;
+                let load = Load::granted(run, held, acquisition, (grant, sent), *epoch).await;
+                Break(Step::Load(Box::new(load)))
+            }
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
                 Break(self.backs_off(back_off, &failure))
             }
@@ -243,41 +253,39 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn look_instead(&mut self, error: Error) -> Step<V> {
         // A refresh does not want an old value.
         if self.run.wants_new() {
-            return self.run.full(error).into();
+            return Step::Land(self.run.full(error));
         }
         let _turn = self.run.turn().await;
         let epoch = self.run.begin_epoch();
         let decision = self.run.asked.stored(&self.run.asked.options().rules).await;
         match self.run.decided(decision, epoch, self.held) {
             step @ Step::Land(..) => step,
-            _ => self.run.full(error).into(),
+            _ => Step::Land(self.run.full(error)),
         }
     }
 
     async fn ask_backend(&mut self) -> Result<(Claimed, Instant), BackendError> {
         let AskedKey { core, shard, .. } = &self.run.asked;
-        let first = Instant::now();
-        let mut answer = self.ask_once(core.try_limit).await;
-        if let Some(limit) = self.run.asked.second_try(first, &answer) {
-            answer = self.ask_once(limit).await;
-        }
+        let (first, mut limit, mut is_second) = (Instant::now(), core.try_limit, false);
+        let answer = loop {
+            self.acquisition.listen();
+            let claim = self.acquisition.ask(limit, |_, claim| core.store.claim(claim, self.seen));
+            let answer = core.counted(tokio::select! {
+                biased;
+                answer = claim => answer,
+                // Others have waited for a time-out already.
+                () = shard.breaker.opened() => Err(silence()),
+            });
+            match self.run.asked.second_try(first, &answer) {
+                Some(more) if !is_second => (limit, is_second) = (more, true),
+                _ => break answer,
+            }
+        };
         if let Ok((claimed, _)) = &answer {
             let is_granted = matches!(claimed, Claimed::Granted(_));
             shard.breaker.answered(is_granted, &core.counters);
         }
         answer
-    }
-
-    async fn ask_once(&mut self, limit: Duration) -> Result<(Claimed, Instant), BackendError> {
-        let AskedKey { core, shard, .. } = &self.run.asked;
-        self.acquisition.listen();
-        let claimed = self.acquisition.ask(limit, |_, claim| core.store.claim(claim, self.seen));
-        core.counted(tokio::select! {
-            biased;
-            answer = claimed => answer,
-            // Others have waited for a time-out already.
-            () = shard.breaker.opened() => Err(silence()),
-        })
     }
 
     /// Breaks with the step that a push settles. Otherwise the leader asks again.
@@ -293,7 +301,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 self.fetch(&announced, left).await
             }
             Change::Failed(failure) if failure.fence() >= self.met => {
-                Break(FlightEnd::failed(core.failures.of_another(failure)).into())
+                Break(Step::Land(FlightEnd::failed(core.failures.of_another(failure))))
             }
             _ => Continue(()),
         }
@@ -325,13 +333,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let options = self.run.asked.options();
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
-            return Break(FlightEnd::alone(Alone::Uncacheable).into());
+            return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
         }
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         // A push may be of an entry that is not stored, so it is not remembered.
         core.drop_copy(key);
-        let decision = core.decide(name, &options.rules, answer);
+        let decision = core.decide(name, &options.rules, &mut answer);
         match self.run.decided(decision, self.epoch, self.held) {
             Step::Claim { seen } => {
                 self.seen = seen.max(self.seen);
@@ -349,17 +357,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             asked.leave_alone(previous.fence, back_off.wait);
         }
         let error = asked.core.failures.backing_off(failure, back_off.wait);
-        FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) }.into()
-    }
-
-    fn granted(&mut self, grant: Grant, sent: Instant) -> Step<V> {
-        let (asked, fence) = (&self.run.asked, grant.fence());
-        debug!(fence, "lease taken");
-        let upkeep = asked.core.settings.upkeep(asked.options());
-        let granted = Granted { upkeep, fence, since: sent, until: None };
-        let guard = asked.core.engine.hold(&mut self.acquisition, granted, None);
-        let granted = (grant, self.epoch);
-        Step::Load(Box::new(Load::new(asked.clone(), guard, granted, self.held, self.run)))
+        Step::Land(FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) })
     }
 
     /// Returns for how long another holder is in the way, if the leader waits for it.
@@ -370,7 +368,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let options = self.run.asked.options();
         options.will_wait();
         let &Occupied { fence, remaining, .. } = occupied;
-        if self.run.start == RunStart::Behind {
+        if let RunStart::Behind = self.run.start {
             debug!("another process refreshes");
             core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
             return Break(Step::LoadUnleased);

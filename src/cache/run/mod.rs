@@ -27,7 +27,7 @@ use super::{
     loader::{self, Work},
     member::Permit,
     notes::{EntryNote, PAUSE},
-    outcome::{Alone, FlightResult, Outcome, end_span, ended, result},
+    outcome::{Alone, FlightResult, Outcome, ended, result},
     read::Decision,
     settings::{OnFull, Options},
 };
@@ -40,28 +40,13 @@ use crate::{
 
 /// A key that is asked for, and how.
 #[derive(Clone)]
-pub(super) struct AskedKey<V> {
-    pub(super) core: Arc<Core<V>>,
-    pub(super) key: Key,
+struct AskedKey<V> {
+    core: Arc<Core<V>>,
+    key: Key,
     name: Name,
     /// The part of the backend that keeps the name.
     shard: Arc<Shard>,
     own: Option<Box<Options>>,
-}
-
-impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    pub(super) fn new(
-        core: &Arc<Core<V>>,
-        key: &Key,
-        own: Option<Box<Options>>,
-    ) -> Result<Self, Error> {
-        let name = core.name(key)?;
-        Ok(Self { core: core.clone(), key: key.clone(), shard: core.shard(&name), name, own })
-    }
-
-    pub(super) fn options(&self) -> &Options {
-        self.core.options(self.own.as_deref())
-    }
 }
 
 /// Returns how a run ends. A codec may panic, too. That is an outcome like any other.
@@ -80,7 +65,7 @@ pub(super) struct Run<V> {
 }
 
 /// How a run begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum RunStart {
     Look,
     /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
@@ -95,6 +80,8 @@ pub(super) struct FlightEnd<V> {
     /// The outcome is for the callers that joined before it.
     epoch: Epoch,
     late: ForLate,
+    /// The entry to refresh in the background.
+    refresh: Option<Arc<Previous<V>>>,
 }
 
 /// The outcome for the callers that joined after the epoch.
@@ -112,12 +99,13 @@ pub(super) enum ForLate {
 impl<V> FlightEnd<V> {
     /// Ends with a value of an entry.
     fn found(loaded: Loaded<V>, epoch: Epoch) -> Self {
-        Self { outcome: Ok(FlightResult::Loaded(loaded)), epoch, late: ForLate::Look }
+        let outcome = Ok(FlightResult::Loaded(loaded));
+        Self { outcome, epoch, late: ForLate::Look, refresh: None }
     }
 
     /// Ends with the same outcome for all callers.
     fn for_all(outcome: Outcome<V>) -> Self {
-        Self { outcome, epoch: Epoch::END, late: ForLate::Look }
+        Self { outcome, epoch: Epoch::END, late: ForLate::Look, refresh: None }
     }
 
     fn failed(error: Error) -> Self {
@@ -132,20 +120,13 @@ impl<V> FlightEnd<V> {
 
 /// The next step of a run.
 enum Step<V> {
-    /// Land the flight, and refresh this entry in the background.
-    Land(FlightEnd<V>, Option<Arc<Previous<V>>>),
+    Land(FlightEnd<V>),
     /// Claim the lease. `seen` is the fence of the last entry that was not good enough.
     Claim {
         seen: u64,
     },
     Load(Box<Load<V>>),
     LoadUnleased,
-}
-
-impl<V> From<FlightEnd<V>> for Step<V> {
-    fn from(end: FlightEnd<V>) -> Self {
-        Self::Land(end, None)
-    }
 }
 
 /// The state of a run on its way to a load.
@@ -155,13 +136,9 @@ struct Held<V> {
     previous: Option<(Arc<Previous<V>>, Epoch)>,
 }
 
-impl<V> Default for Held<V> {
-    fn default() -> Self {
-        Self { permit: None, previous: None }
-    }
-}
-
 impl<V: Clone + 'static> Held<V> {
+    const NOTHING: Self = Self { permit: None, previous: None };
+
     /// Returns the end with the entry that is kept for failures, if it may be served.
     fn fallback(&self) -> Option<FlightEnd<V>> {
         let (previous, epoch) = self.previous.as_ref()?;
@@ -180,7 +157,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader: Option<Leader<Outcome<V>>>,
         start: RunStart,
     ) -> Result<Self, Error> {
-        Ok(Self { asked: AskedKey::new(core, key, own)?, leader, start, is_task: false })
+        let name = core.name(key)?;
+        let (core, shard) = (core.clone(), core.shards.of(core.store.shard(&name)));
+        let asked = AskedKey { core, key: key.clone(), name, shard, own };
+        Ok(Self { asked, leader, start, is_task: false })
     }
 
     /// Runs to the end, and lands the flight.
@@ -190,7 +170,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             spans::within_caller(end).await
         };
         let leader = self.leader.as_mut();
-        if leader.is_some_and(|leader| leader.land(end.outcome, end.epoch)) {
+        if leader.is_some_and(|leader| leader.land(Some(end.outcome), end.epoch)) {
             // In a box, which a flight without late joiners does not need.
             Box::pin(self.land_late(end.late)).await;
         }
@@ -203,11 +183,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     async fn end(&self, work: Work<V>) -> FlightEnd<V> {
-        let mut held = Held::default();
+        let mut held = Held::NOTHING;
         match self.look(&mut held).await {
-            Step::Land(end, None) => end,
-            Step::Land(end, Some(previous)) => {
-                self.begin_refresh(work, previous);
+            Step::Land(mut end) => {
+                if let Some(previous) = end.refresh.take() {
+                    self.begin_refresh(work, previous);
+                }
                 end
             }
             // In boxes of their own, so that the future of a hit stays small.
@@ -227,21 +208,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let (begun, meter) = (Instant::now(), &self.asked.core.meter);
         let ends = move |end: &FlightEnd<V>, span: &Span| {
-            end_span(span, &end.outcome, true);
-            meter.ended("bellwether_wait_seconds", begun, result(&end.outcome, true));
+            let result = result(&end.outcome, true);
+            spans::ended(span, result, end.outcome.as_ref().err());
+            meter.ended("bellwether_wait_seconds", begun, result);
         };
         spans::within(span, self.unless_cancelled(rest), ends)
     }
 
     /// Runs the steps that follow the look.
-    async fn beyond(&self, step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
+    async fn beyond(&self, mut step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
         if let Some(leader) = &self.leader {
             leader.own_task().await;
         }
         // In boxes, which do not stay during the load, or are not needed by a process that waits
         // for another one.
-        let end = match Box::pin(self.claimed(step, &mut held)).await {
-            Step::Land(end, _) => end,
+        if let Step::Claim { seen } = step {
+            step = Box::pin(self.claim(seen, &mut held)).await;
+        }
+        let end = match step {
+            Step::Land(end) => end,
             Step::Load(load) => Box::pin(self.load_leased(work, load)).await,
             Step::Claim { .. } | Step::LoadUnleased => {
                 Box::pin(self.load_unleased(work, &mut held)).await
@@ -258,17 +243,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         work: Work<V>,
     ) -> Outcome<V> {
         let run = Self::new(core, key, own, None, RunStart::Look)?;
-        let end = caught(run.load_unleased(work, &mut Held::default())).await;
+        let mut held = Held::NOTHING;
+        let end = caught(run.load_unleased(work, &mut held)).await;
         ended(&core.counters, end.outcome, true)
-    }
-
-    /// Claims the lease, if that is the next step. Returns the step that follows.
-    async fn claimed(&self, step: Step<V>, held: &mut Held<V>) -> Step<V> {
-        match step {
-            Step::Claim { .. } if self.asked.options().sharing.is_local => Step::LoadUnleased,
-            Step::Claim { seen } => self.claim(seen, held).await,
-            step => step,
-        }
     }
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.
@@ -309,39 +286,37 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Looks, and claims the lease unless the entry is good enough, for a caller that loads itself.
     pub(super) async fn begin(&self) -> Result<Begun<V>, Error> {
         let core = &self.asked.core;
-        let mut held = Held::default();
-        let step = self.look(&mut held).await;
-        let (end, old) = match self.claimed(step, &mut held).await {
+        let mut held = Held::NOTHING;
+        let mut step = self.look(&mut held).await;
+        if let Step::Claim { seen } = step {
+            step = self.claim(seen, &mut held).await;
+        }
+        let end = match step {
             Step::Load(load) => {
-                let load = load.begun_by_caller().await;
+                core.counters.loads.add();
                 // A shutdown waits for a load, and not for a call that begins one.
-                return Ok(match core.flights.is_closed() {
+                return Ok(match core.begun.is_closed() {
                     true => Begun::Alone,
-                    false => Begun::Load(load),
+                    false => Begun::Load(*load),
                 });
             }
-            Step::Land(end, old) => (self.or_fallback(end, &held), old),
+            Step::Land(end) => self.or_fallback(end, &held),
             Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
         };
         let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
             return Ok(Begun::Alone);
         };
         core.counters.served(loaded.source());
-        let load = match old {
-            Some(old) => self.begin_refresh_of(old).await,
-            None => None,
-        };
+        let mut load = None;
+        if let Some(old) = end.refresh
+            && core.refreshes.begin(&self.asked.key, old.fence)
+            && let Some(begun) = self.behind(false).begin_behind(old).await
+        {
+            core.counters.loads.add();
+            load = Some(*begun);
+        }
         let is_old = loaded.source() == Source::Stale || load.is_some();
         Ok(if is_old { Begun::Stale(loaded, load) } else { Begun::Ready(loaded) })
-    }
-
-    /// Begins to refresh an entry, for a caller that loads itself.
-    async fn begin_refresh_of(&self, old: Arc<Previous<V>>) -> Option<Load<V>> {
-        let AskedKey { core, key, .. } = &self.asked;
-        if !core.refreshes.begin(key, old.fence) {
-            return None;
-        }
-        Some(self.behind(false).begin_behind(old).await?.begun_by_caller().await)
     }
 
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
@@ -379,7 +354,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Err(panic) => Err(loader::panicked(panic.as_ref())),
             }
         };
-        end_span(&span, &outcome, true);
+        spans::ended(&span, result(&outcome, true), outcome.as_ref().err());
         let backs_off = outcome.is_err_and(|error| error.retry_after().is_some());
         if !backs_off {
             core.refreshes.note(EntryNote::Refreshed, key, seen, PAUSE);
@@ -421,8 +396,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let outcome = match self.asked.stored(&self.asked.options().rules).await {
             Decision::Unanswered(_) => {
-                match self.away(&mut Held::default()) {
-                    Step::Land(end, _) => Some(end.outcome),
+                let mut held = Held::NOTHING;
+                match self.away(&mut held) {
+                    Step::Land(end) => Some(end.outcome),
                     // They may know of the act for which a value was refused. The answer to its
                     // commit may have come after its windows.
                     _ => loaded.filter(is_fresh).map(degraded),
@@ -457,7 +433,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// a loader belongs to that one's flight.
     fn number(&self) -> u64 {
         match &self.leader {
-            Some(leader) => leader.id(),
+            Some(leader) => leader.id,
             None => flight::current().unwrap_or_else(flight::next_id),
         }
     }
@@ -474,6 +450,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
+    /// Reads the value that may be served in place of a load that is too slow for its caller.
+    pub(super) async fn in_place_of_slow_load(&self, rules: &Rules) -> Option<Loaded<V>> {
+        let AskedKey { core, key, name, shard, .. } = &self.asked;
+        let remembered = || {
+            let decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
+            Some(Loaded { source: Source::Degraded, ..decision.value_or_fallback()? })
+        };
+        // To ask a silent server takes as long as its time-out, so the memory comes first.
+        if shard.breaker.is_silent()
+            && let Some(old) = remembered()
+        {
+            return Some(old);
+        }
+        match self.asked.stored(rules).await {
+            Decision::Unanswered(_) => remembered(),
+            decision => decision.value_or_fallback(),
+        }
+    }
+
     /// Returns whether no value is good enough whose load began before the run.
     fn wants_new(&self) -> bool {
         matches!(self.start, RunStart::Supersede(_))
@@ -481,8 +476,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    fn options(&self) -> &Options {
+        self.own.as_deref().unwrap_or(&self.core.settings.options)
+    }
+
     /// Asks the backend for the entry, unless it has not answered lately.
-    pub(super) async fn stored(&self, rules: &Rules) -> Decision<V> {
+    async fn stored(&self, rules: &Rules) -> Decision<V> {
         let (core, breaker) = (&self.core, &self.shard.breaker);
         if breaker.is_troubled() && !breaker.admits() {
             return Decision::Unanswered(silence());
@@ -506,25 +505,6 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let is_sent_again = answer.as_ref().is_err_and(is_lost) && !self.shard.breaker.is_open();
         let left = || self.core.try_limit.saturating_sub(first.elapsed());
         is_sent_again.then(|| left().saturating_add(SECOND_TRY))
-    }
-
-    /// Reads the value that may be served in place of a load that is too slow for its caller.
-    pub(super) async fn in_place_of_slow_load(&self, rules: &Rules) -> Option<Loaded<V>> {
-        let remembered = || {
-            let outage = self.shard.breaker.outage()?;
-            let decision = self.core.recall(&self.key, &self.name, rules, outage)?;
-            Some(Loaded { source: Source::Degraded, ..decision.value_or_fallback()? })
-        };
-        // To ask a silent server takes as long as its time-out, so the memory comes first.
-        if self.shard.breaker.is_silent()
-            && let Some(old) = remembered()
-        {
-            return Some(old);
-        }
-        match self.stored(rules).await {
-            Decision::Unanswered(_) => remembered(),
-            decision => decision.value_or_fallback(),
-        }
     }
 }
 

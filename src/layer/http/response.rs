@@ -27,7 +27,10 @@ use super::{
     request::Question,
     validation::has_validator,
 };
-use crate::cache::{Lead, Request};
+use crate::{
+    backend::Windows,
+    cache::{Lead, Request},
+};
 
 /// Returns whether a `Location` differs from the place of a request at most in the scheme and in
 /// parts of the query that are not in the key. A request for that other place may share the key,
@@ -306,9 +309,8 @@ impl Freshness {
         if self.lifetime.is_zero() {
             return lead.do_not_store();
         }
-        lead.expire_after(self.lifetime);
-        lead.stale_while_revalidate(self.while_revalidate);
-        lead.stale_if_error(self.kept);
+        let (fresh, stale, error) = (self.lifetime, self.while_revalidate, self.kept);
+        lead.keep(Windows { fresh, stale, error });
     }
 }
 

@@ -31,6 +31,7 @@ use super::{
     response::Freshness,
 };
 use crate::{
+    backend::Windows,
     cache::{Alone, FlightResult, Lead, OnFull, Produced, Sharing},
     key::Key,
 };
@@ -258,9 +259,7 @@ impl Http {
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
         let kept = self.0.cache.settings().options.windows.fresh.saturating_add(self.0.max_stale);
-        lead.expire_after(MARKER_LIFE.max(kept));
-        lead.stale_while_revalidate(Duration::ZERO);
-        lead.stale_if_error(Duration::from_secs(1));
+        lead.keep(Windows::fresh(MARKER_LIFE.max(kept)).error(Duration::from_secs(1)));
     }
 }
 
