@@ -64,7 +64,7 @@ fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> LeaderWork {
 }
 
 fn join(flights: &Arc<Flights<u64>>) -> Joined<u64> {
-    flights.join(&key()).unwrap_or_else(|_| unreachable!())
+    flights.join(&key(), Default::default()).unwrap_or_else(|_| unreachable!())
 }
 
 /// Begins a flight, as its first caller.
@@ -207,7 +207,7 @@ fn a_leader_counts_before_a_shutdown_or_does_not_begin() {
         let (limits, leaders) = (Limits { per_flight: 1, in_all: 1 }, TaskTracker::new());
         let flights = Flights::<u64>::new(false, limits, leaders.clone());
         let theirs = flights.clone();
-        let other = thread::spawn(move || theirs.join(&key()));
+        let other = thread::spawn(move || theirs.join(&key(), Default::default()));
         flights.close();
         let counted = leaders.len();
         let joined = other.join().unwrap();

@@ -238,12 +238,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let takes_heads = options.sharing.takes_heads;
+            let accepted = (options.rules.stale, options.rules.error);
             let patience = options
                 .serve_stale_after
                 .map(|limit| Box::new((after(Instant::now(), limit), options.rules)));
             // Nothing but what the caller needs lives across the wait, so that its future is small.
             loop {
-                let Joined { mut follower, leader } = match core.flights.join(&key) {
+                let Joined { mut follower, leader } = match core.flights.join(&key, accepted) {
                     Ok(joined) => joined,
                     Err(Refused::Closed) => break,
                     Err(full) => return ended(&core.counters, Err(overloaded(full)), false),

@@ -19,6 +19,7 @@ use std::{
     },
     task::{Context, Poll, Waker, ready},
     thread,
+    time::Duration,
 };
 
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -40,7 +41,7 @@ pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The flights of one cache, at most one for each key, in a striped hash table. No lock of it is
+/// The flights of one cache, one for each key and what its callers accept, in a striped hash table. No lock of it is
 /// held over an await.
 ///
 /// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
@@ -62,6 +63,10 @@ pub(crate) struct Limits {
     pub(crate) per_flight: usize,
     pub(crate) in_all: usize,
 }
+
+/// The longest stale window and the longest error window that a caller accepts. Callers who differ
+/// in them have flights of their own, because one of them would wait where the other does not.
+pub(crate) type Accepted = (Duration, Duration);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
@@ -106,7 +111,11 @@ impl<T> Flights<T> {
     ///
     /// [`Refused`] if the flights are closed or full. Callers that join at the same moment may pass
     /// a limit together.
-    pub(crate) fn join(self: &Arc<Self>, key: &Key) -> Result<Joined<T>, Refused> {
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: &Key,
+        accepted: Accepted,
+    ) -> Result<Joined<T>, Refused> {
         if self.leaders.is_closed() {
             return Err(Refused::Closed);
         }
@@ -117,7 +126,7 @@ impl<T> Flights<T> {
         let hash = self.hasher.hash_one(key);
         let stripe = self.stripe(hash);
         let follow = |table: &HashTable<Arc<Flight<T>>>| {
-            let flight = table.find(hash, |flight| flight.key == *key)?;
+            let flight = table.find(hash, |it| it.key == *key && it.accepted == accepted)?;
             Some(flight.join(self.limits.per_flight))
         };
         // Most callers of a hot key find its flight, and need no more than a look for that.
@@ -128,7 +137,7 @@ impl<T> Flights<T> {
                 let mut table = write(stripe);
                 match follow(&table) {
                     Some(joined) => joined?,
-                    None => return self.begin(&mut table, key, hash),
+                    None => return self.begin(&mut table, key, hash, accepted),
                 }
             }
         };
@@ -146,6 +155,7 @@ impl<T> Flights<T> {
         table: &mut HashTable<Arc<Flight<T>>>,
         key: &Key,
         hash: u64,
+        accepted: Accepted,
     ) -> Result<Joined<T>, Refused> {
         if self.leaders.is_closed() {
             return Err(Refused::Closed);
@@ -156,6 +166,7 @@ impl<T> Flights<T> {
             id,
             key: key.clone(),
             hash,
+            accepted,
             flights: self.clone(),
             state: Mutex::new(State { joined: 1, present: 1, ..State::default() }),
             head: OnceLock::default(),
@@ -168,12 +179,12 @@ impl<T> Flights<T> {
         Ok(Joined { follower, leader: Some(leader) })
     }
 
-    /// Lets the flight of a key end for the callers that joined it. The next caller begins a new
+    /// Lets the flights of a key end for the callers that joined them. The next caller begins a new
     /// one.
     pub(crate) fn detach(&self, key: &Key) {
         let hash = self.hasher.hash_one(key);
-        let flight = read(self.stripe(hash)).find(hash, |flight| flight.key == *key).cloned();
-        if let Some(flight) = flight {
+        let next = || read(self.stripe(hash)).find(hash, |flight| flight.key == *key).cloned();
+        while let Some(flight) = next() {
             self.remove(&flight);
             // `close` does not find it any more.
             flight.detach();
@@ -225,6 +236,7 @@ pub(super) struct Flight<T> {
     id: u64,
     key: Key,
     hash: u64,
+    accepted: Accepted,
     flights: Arc<Flights<T>>,
     state: Mutex<State>,
     /// An outcome that callers may have while the flight is under way.
