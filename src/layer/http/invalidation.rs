@@ -11,7 +11,6 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
-    uri::PathAndQuery,
 };
 use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tracing::{Instrument, debug};
@@ -19,11 +18,11 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
-    key::{self, Located, is_respelled, original},
+    key::{self, is_on_host, is_respelled, original, parse_location},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
-const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
+pub(super) const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
@@ -45,20 +44,22 @@ impl Outdated {
 /// after the routers that removed a prefix.
 fn located(parts: &Parts, location: &str) -> Option<Parts> {
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    let located = Located::read(location).filter(|located| located.is_on_host(parts))?.path;
+    let location = parse_location(location).filter(|location| is_on_host(location, parts))?;
     let mut parts = parts.clone();
-    let path = located.as_str();
+    let path = location.path_and_query()?.clone();
     #[cfg(feature = "axum")]
     let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
         None => path,
         Some(original) => {
-            let prefix = original.path().strip_suffix(parts.uri.path())?.to_owned();
-            parts.extensions.insert(axum::extract::OriginalUri(located.clone().into()));
-            path.strip_prefix(&*prefix).filter(|rest| rest.starts_with('/'))?
+            let prefix = original.path().strip_suffix(parts.uri.path())?;
+            let routed = path.as_str().strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
+            let routed = routed.parse().ok()?;
+            parts.extensions.insert(axum::extract::OriginalUri(path.into()));
+            routed
         }
     };
     let mut own = std::mem::take(&mut parts.uri).into_parts();
-    own.path_and_query = Some(path.parse().ok()?);
+    own.path_and_query = Some(path);
     parts.uri = Uri::from_parts(own).ok()?;
     Some(parts)
 }
@@ -88,7 +89,7 @@ impl Http {
             true => self.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.tags(target, || listed(answer, &INVALIDATION));
+        let groups = self.tags(target, answer, &INVALIDATION);
         let outdated = Some(Outdated { keys, groups }).filter(|outdated| !outdated.is_empty());
         let ended = outdated.map(|outdated| {
             let cache = self.0.cache.clone();
@@ -138,7 +139,7 @@ impl Http {
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
         let own = original(parts).filter(|own| is_respelled(own));
-        let locations = locations.into_iter().chain(own.map(PathAndQuery::as_str));
+        let locations = locations.into_iter().chain(own);
         let mut keys: Vec<_> = self.keys(parts).collect();
         for parts in locations.filter_map(|location| located(parts, location)) {
             keys.extend(self.keys(&parts));
@@ -155,7 +156,7 @@ impl Http {
         if parts.method.as_str() != "PURGE" || !check(parts) {
             return None;
         }
-        let groups = self.groups(parts, &parts.headers);
+        let groups = self.tags(parts, &parts.headers, &GROUPS);
         // One whose groups cannot be ended is not taken for one of the URI.
         let names_groups = |name| parts.headers.contains_key(name);
         let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
@@ -165,26 +166,24 @@ impl Http {
         Some(Outdated { keys, groups }).filter(|purged| !purged.is_empty())
     }
 
-    /// Returns the tags of the groups that some headers name, of the origin of a request.
-    pub(super) fn groups(&self, parts: &Parts, headers: &HeaderMap) -> Vec<String> {
-        self.tags(parts, || {
-            let mut groups = listed(headers, &GROUPS);
-            if self.0.surrogate_keys {
-                let lines = headers.get_all(&SURROGATES).iter();
-                let words = lines.filter_map(|line| line.to_str().ok());
-                groups.extend(words.flat_map(str::split_ascii_whitespace).map(str::to_owned));
-            }
-            groups
-        })
-    }
-
-    /// Returns the tags of some groups, if the cache has tags and the host is clear.
-    fn tags(&self, parts: &Parts, groups: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    /// Returns the tags of the groups that a field names, of the origin of a request. There are none
+    /// if the cache has no tags, or if the host is not clear.
+    pub(super) fn tags(
+        &self,
+        parts: &Parts,
+        headers: &HeaderMap,
+        field: &HeaderName,
+    ) -> Vec<String> {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
         let Some(origin) = key::origin(parts) else { return Vec::new() };
-        groups().into_iter().map(|group| format!("{origin} {group}")).collect()
+        let mut groups = listed(headers, field);
+        if *field == GROUPS && self.0.surrogate_keys {
+            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
+            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+        }
+        groups.into_iter().map(|group| format!("{origin} {group}")).collect()
     }
 }
 

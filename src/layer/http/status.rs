@@ -35,17 +35,6 @@ pub(super) enum Forward {
     BackingOff,
 }
 
-impl Forward {
-    /// Returns why a request is sent that wants a variant or the one response of a resource.
-    pub(super) fn of(is_variant: bool, is_stale: bool) -> Self {
-        match is_stale {
-            true => Self::Stale,
-            false if is_variant => Self::VaryMiss,
-            false => Self::Miss,
-        }
-    }
-}
-
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
 impl Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
