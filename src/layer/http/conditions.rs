@@ -36,18 +36,13 @@ impl Question {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let range = self.apply(&mut parts, body.length(), body.is_whole());
+        let range = self.apply(&mut parts, &body);
         Response::from_parts(parts, body.part(range))
     }
 
     /// Changes the head of a response, and returns the part that it has of its body.
-    fn apply(
-        &self,
-        parts: &mut response::Parts,
-        length: Option<usize>,
-        is_whole: bool,
-    ) -> Range<usize> {
-        let asked = &self.head.headers;
+    fn apply(&self, parts: &mut response::Parts, body: &ResponseBody) -> Range<usize> {
+        let (asked, length) = (&self.head.headers, body.length());
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         if parts.status == StatusCode::OK && is_known(asked, &parts.headers) {
             return not_modified(parts);
@@ -59,7 +54,7 @@ impl Question {
             }
             return NOTHING;
         }
-        let length = length.filter(|_| is_whole && parts.status == StatusCode::OK);
+        let length = length.filter(|_| body.is_whole() && parts.status == StatusCode::OK);
         let range = length.and_then(|length| selected(asked, length).zip(Some(length)));
         match range.filter(|_| permits_part(asked, &parts.headers)) {
             None => ALL,

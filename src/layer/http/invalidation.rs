@@ -26,20 +26,6 @@ pub(super) const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
-/// The responses that an unsafe request or a `PURGE` ends.
-#[derive(Default)]
-pub(super) struct Outdated {
-    keys: Vec<Key>,
-    /// The tags of groups.
-    groups: Vec<String>,
-}
-
-impl Outdated {
-    fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.groups.is_empty()
-    }
-}
-
 /// Returns the request for a location on the host of a request. Its path is replaced before and
 /// after the routers that removed a prefix.
 fn located(parts: &Parts, location: &str) -> Option<Parts> {
@@ -74,14 +60,7 @@ fn is_grpc(answer: &HeaderMap) -> bool {
 impl Http {
     /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
     /// gets its answer afterwards, and then finds none of them.
-    ///
-    /// The task goes on if the caller goes away, because the service has changed the resources.
-    pub(super) fn invalidate(
-        &self,
-        target: &Parts,
-        status: StatusCode,
-        answer: &HeaderMap,
-    ) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) async fn invalidate(&self, target: &Parts, status: StatusCode, answer: &HeaderMap) {
         let is_good = status.is_success() || status.is_redirection();
         let names = [LOCATION, CONTENT_LOCATION];
         let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
@@ -89,48 +68,48 @@ impl Http {
             true => self.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.tags(target, answer, &INVALIDATION);
-        let outdated = Some(Outdated { keys, groups }).filter(|outdated| !outdated.is_empty());
-        let ended = outdated.map(|outdated| {
-            let cache = self.0.cache.clone();
-            let end = async move {
-                if let Err(error) = end_all(&cache, outdated).await {
-                    debug!(%error, "an unsafe request does not end what it outdates");
-                }
-            };
-            tokio::spawn(end.instrument(tracing::Span::current()))
-        });
-        async move {
-            if let Some(ended) = ended {
-                // An error says that the runtime shuts down.
-                let _ = ended.await;
-            }
+        let tags = self.tags(target, answer, &INVALIDATION);
+        if keys.is_empty() && tags.is_empty() {
+            return;
         }
+        let cache = self.0.cache.clone();
+        let end = async move {
+            if let Err(error) = end_all(&cache, keys, tags).await {
+                debug!(%error, "an unsafe request does not end what it outdates");
+            }
+        };
+        // The task goes on if the caller goes away, because the service has changed the resources.
+        // An error says that the runtime shuts down.
+        let _ = tokio::spawn(end.instrument(tracing::Span::current())).await;
     }
 
-    /// Answers a `PURGE` of this.
-    pub(super) async fn purge(&self, purged: Outdated) -> Response<ResponseBody> {
-        let mut response = match end_all(&self.0.cache, purged).await {
+    /// Answers a request that is to purge something, if the user of the layer permits that: the
+    /// groups in its headers, or else the keys of its URI.
+    pub(super) async fn purge(&self, parts: &Parts) -> Option<Response<ResponseBody>> {
+        let check = self.0.purge.as_ref()?;
+        if parts.method.as_str() != "PURGE" || !check(parts) {
+            return None;
+        }
+        let tags = self.tags(parts, &parts.headers, &GROUPS);
+        // One whose groups cannot be ended is not taken for one of the URI.
+        let names_groups = |name| parts.headers.contains_key(name);
+        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
+            true => Vec::new(),
+            false => self.outdated(parts, []),
+        };
+        if keys.is_empty() && tags.is_empty() {
+            return None;
+        }
+        let mut response = match end_all(&self.0.cache, keys, tags).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
-        response.map(ResponseBody::whole)
+        Some(response.map(ResponseBody::whole))
     }
-}
 
-/// Ends the responses of these keys and groups, at once. An error keeps none of the others.
-async fn end_all(cache: &Cache<CachedResponse>, outdated: Outdated) -> Result<(), Error> {
-    let Outdated { keys, groups } = outdated;
-    let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
-    let groups = join_all(groups.into_iter().map(|group| cache.invalidate_tag(group)));
-    let (keys, groups) = futures_util::join!(keys, groups);
-    keys.into_iter().map(|ended| ended.map(drop)).chain(groups).collect()
-}
-
-impl Http {
     /// Returns the keys of a resource and of locations on its host. If its path has segments of
     /// dots, the service may take it for the path without them, whose keys are among these.
     fn outdated<'a>(
@@ -147,23 +126,6 @@ impl Http {
         keys.sort_unstable();
         keys.dedup();
         keys
-    }
-
-    /// Returns what a request is to purge, if the user of the layer permits that: the groups in its
-    /// headers, or else the keys of its URI.
-    pub(super) fn purged(&self, parts: &Parts) -> Option<Outdated> {
-        let check = self.0.purge.as_ref()?;
-        if parts.method.as_str() != "PURGE" || !check(parts) {
-            return None;
-        }
-        let groups = self.tags(parts, &parts.headers, &GROUPS);
-        // One whose groups cannot be ended is not taken for one of the URI.
-        let names_groups = |name| parts.headers.contains_key(name);
-        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
-            true => Vec::new(),
-            false => self.outdated(parts, []),
-        };
-        Some(Outdated { keys, groups }).filter(|purged| !purged.is_empty())
     }
 
     /// Returns the tags of the groups that a field names, of the origin of a request. There are none
@@ -185,6 +147,18 @@ impl Http {
         }
         groups.into_iter().map(|group| format!("{origin} {group}")).collect()
     }
+}
+
+/// Ends the responses of these keys and tags, at once. An error keeps none of the others.
+async fn end_all(
+    cache: &Cache<CachedResponse>,
+    keys: Vec<Key>,
+    tags: Vec<String>,
+) -> Result<(), Error> {
+    let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
+    let tags = join_all(tags.into_iter().map(|tag| cache.invalidate_tag(tag)));
+    let (keys, tags) = futures_util::join!(keys, tags);
+    keys.into_iter().map(|ended| ended.map(drop)).chain(tags).collect()
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.

@@ -69,16 +69,13 @@ pub(super) type RequestBody<B> = Arc<Mutex<Option<B>>>;
 ///
 /// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
 /// away.
-pub(super) async fn load<S, B>(
+pub(super) async fn load<B, S: InnerHttp<B>>(
     (http, place, question): (Http, Place, Arc<Question>),
     inner: S,
     body: RequestBody<B>,
     answer: oneshot::Sender<CallResult<S::Error>>,
     lead: Lead<CachedResponse>,
-) -> Result<Produced<CachedResponse>, Error>
-where
-    S: InnerHttp<B>,
-{
+) -> Result<Produced<CachedResponse>, Error> {
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker));
     }

@@ -1,7 +1,7 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
 use http::{
-    HeaderMap, HeaderName, Method, Request,
+    HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
     request::Parts,
 };
@@ -105,19 +105,15 @@ impl Http {
 }
 
 /// Returns whether all cookies of a request are ignored. One in which the service may read another
-/// cookie is not, such as `_ga=1, session=A`.
+/// cookie is not, such as `_ga=1, session=A`. One without a name has an empty one.
 fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
-    let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
-    cookies.all(|(name, value)| {
+    let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    let cookies = lines.flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
+    cookies.filter(|cookie| !cookie.is_empty()).all(|cookie| {
+        let end_of_name = cookie.iter().position(|byte| *byte == b'=').unwrap_or(0);
+        let (name, value) = cookie.split_at(end_of_name);
+        let value = value.strip_prefix(b"=").unwrap_or(value).trim_ascii();
+        let name = name.trim_ascii();
         is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value)
-    })
-}
-
-/// Returns the cookies in one line, each with its value. One without a name has an empty one.
-fn pairs(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    let pairs = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
-        let (name, value) = pair.split_at(pair.iter().position(|it| *it == b'=').unwrap_or(0));
-        (name.trim_ascii(), value.strip_prefix(b"=").unwrap_or(value).trim_ascii())
     })
 }

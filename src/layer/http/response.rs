@@ -24,7 +24,7 @@ use super::{
     key::{is_on_host, original, parse_location},
     layer::HttpSettings,
     request::Question,
-    validation::has_validator,
+    validation::VALIDATORS,
 };
 use crate::cache::{Lead, Request};
 
@@ -239,8 +239,8 @@ impl<'a> Judged<'a> {
         let if_error = window(it.stale_if_error, windows.error);
         let validation = self.settings.kept_for_validation;
         let only_validates = while_revalidate.max(if_error).is_zero()
-            && !validation.is_zero()
-            && has_validator(self.parts);
+            && self.parts.status == StatusCode::OK
+            && VALIDATORS.iter().any(|name| self.parts.headers.contains_key(name));
         let kept = if only_validates { validation } else { if_error };
         Freshness { lifetime, while_revalidate, kept, only_validates, age }
     }

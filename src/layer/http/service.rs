@@ -56,8 +56,8 @@ where
         match http.admit(&question.head, &body) {
             Ok(place) => Box::pin(share(http, place, question, body, inner)),
             Err(why) => Box::pin(async move {
-                match http.purged(&question.head) {
-                    Some(purged) => Ok(http.purge(purged).await),
+                match http.purge(&question.head).await {
+                    Some(response) => Ok(response),
                     None => http.pass(None, question, body, inner, why).await,
                 }
             }),
@@ -68,17 +68,14 @@ where
 impl Http {
     /// Calls the inner service as if the layer were not there. An answer that could be shared
     /// ends the mark of its place.
-    pub(super) async fn pass<S, B>(
+    pub(super) async fn pass<B, S: InnerHttp<B>>(
         &self,
         place: Option<&Place>,
         question: Arc<Question>,
         body: B,
         inner: S,
         why: Forward,
-    ) -> CallResult<S::Error>
-    where
-        S: InnerHttp<B>,
-    {
+    ) -> CallResult<S::Error> {
         let counters = self.0.cache.counters();
         counters.passed.add();
         match why {
@@ -123,17 +120,13 @@ enum Settled<B, E> {
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<S, B>(
+async fn share<B: Send + 'static, S: InnerHttp<B>>(
     http: Http,
     mut place: Place,
     question: Arc<Question>,
     body: B,
     inner: S,
-) -> CallResult<S::Error>
-where
-    S: InnerHttp<B>,
-    B: Send + 'static,
-{
+) -> CallResult<S::Error> {
     // Boxes hold the futures that a hit does not need, so its own future stays small.
     let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
     let mut tries = TRIES;
@@ -166,17 +159,13 @@ where
 }
 
 /// Joins the flight of a place. Its leader calls the inner service.
-async fn fly<S, B>(
+async fn fly<B: Send + 'static, S: InnerHttp<B>>(
     http: &Http,
     place: &Place,
     question: &Arc<Question>,
     body: B,
     inner: S,
-) -> Settled<B, S::Error>
-where
-    S: InnerHttp<B>,
-    B: Send + 'static,
-{
+) -> Settled<B, S::Error> {
     let settings = &http.0;
     let on_uncacheable =
         settings.marks.on_uncacheable(place.lasting_key(), question.is_authorized());

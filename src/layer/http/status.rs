@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderName, HeaderValue, Response};
 
-use super::{CachedResponse, Http};
+use super::{CachedResponse, Http, ResponseBody};
 use crate::cache::{Loaded, Source};
 
 /// Why a request is sent to the inner service, or is answered without the cache.
@@ -82,13 +82,13 @@ fn parameters(source: Source, ttl: Option<i64>, miss: &Forward) -> String {
 impl Http {
     /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
     /// the header.
-    pub(super) fn with_source<B>(
+    pub(super) fn with_source(
         &self,
-        response: Response<B>,
+        response: Response<ResponseBody>,
         source: Source,
         ttl: Option<i64>,
         forward: &Forward,
-    ) -> Response<B> {
+    ) -> Response<ResponseBody> {
         let counters = self.0.cache.counters();
         match forward {
             _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
@@ -100,11 +100,11 @@ impl Http {
     }
 
     /// Adds the header, if that was asked for.
-    pub(super) fn explained<B, T: Display>(
+    pub(super) fn explained<T: Display>(
         &self,
-        mut response: Response<B>,
+        mut response: Response<ResponseBody>,
         parameters: impl FnOnce() -> T,
-    ) -> Response<B> {
+    ) -> Response<ResponseBody> {
         if self.0.tells_status
             && let Ok(value) = HeaderValue::try_from(format!("bellwether; {}", parameters()))
         {
