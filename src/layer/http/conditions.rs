@@ -102,10 +102,12 @@ fn strip_representation(headers: &mut HeaderMap) {
 /// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
 fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
-        let known = etag(stored).map(opaque);
-        return asked.get_all(IF_NONE_MATCH).iter().any(|line| {
-            let line = line.as_bytes().trim_ascii();
-            line == b"*" || known.is_some_and(|known| tags(line).any(|tag| opaque(tag) == known))
+        let known = sole(stored, ETAG).map(|tag| opaque(tag.as_bytes()));
+        let known = known.filter(|known| known.starts_with(b"\""));
+        return asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes).any(|line| {
+            // A tag may have a comma, but no quote.
+            let mut tags = line.split(|byte| *byte == b',').chain([line]).map(<[u8]>::trim_ascii);
+            tags.any(|tag| tag == b"*" || Some(opaque(tag)) == known)
         });
     }
     // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
@@ -117,43 +119,13 @@ fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
 /// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5). A date
 /// does not: two changes within one second have the same.
 fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
-    let wanted = sole(asked, IF_RANGE).map(HeaderValue::as_bytes);
-    !asked.contains_key(IF_RANGE)
-        || wanted.is_some_and(|wanted| wanted.starts_with(b"\"") && etag(stored) == Some(wanted))
-}
-
-/// Takes an entity tag from the start of a text (RFC 9110, section 8.8.3). Returns it with the
-/// rest.
-fn tag(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let inside = opaque(text).strip_prefix(b"\"")?;
-    let length = inside.iter().position(|byte| *byte == b'"')?;
-    let fits = inside[..length].iter().all(|byte| *byte > b' ' && *byte != 0x7f);
-    let rest = &inside[length + 1..];
-    fits.then(|| text.split_at(text.len() - rest.len()))
+    let wanted = sole(asked, IF_RANGE).filter(|wanted| wanted.as_bytes().starts_with(b"\""));
+    !asked.contains_key(IF_RANGE) || (wanted.is_some() && sole(stored, ETAG) == wanted)
 }
 
 /// Returns a tag as it is in a weak comparison.
 pub(super) fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
-}
-
-/// Parses a list of tags, up to the first element that is none.
-fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = line;
-    std::iter::from_fn(move || {
-        while let [b',' | b' ' | b'\t', after @ ..] = rest {
-            rest = after;
-        }
-        let (tag, after) = tag(rest)?;
-        rest = after.trim_ascii_start();
-        // A tag ends at a comma. Otherwise it is part of something else.
-        (rest.is_empty() || rest.starts_with(b",")).then_some(tag)
-    })
-}
-
-fn etag(headers: &HeaderMap) -> Option<&[u8]> {
-    let (tag, rest) = tag(sole(headers, ETAG)?.as_bytes())?;
-    rest.is_empty().then_some(tag)
 }
 
 /// Returns the part of a body of this length that a `Range` selects (section 14). Returns `None`

@@ -360,17 +360,15 @@ fn without_dots(path_and_query: &str) -> String {
         None => (path_and_query, ""),
     };
     let mut kept = Vec::new();
-    let mut segments = path.split('/').skip(1).peekable();
-    while let Some(segment) = segments.next() {
-        let is_dots = matches!(segment, "." | "..");
-        if segment == ".." {
-            kept.pop();
-        } else if !is_dots {
-            kept.push(segment);
+    for segment in path.split('/').skip(1) {
+        match segment {
+            "." => {}
+            ".." => _ = kept.pop(),
+            _ => kept.push(segment),
         }
-        if is_dots && segments.peek().is_none() {
-            kept.push("");
-        }
+    }
+    if matches!(path.rsplit('/').next(), Some("." | "..")) {
+        kept.push("");
     }
     format!("/{}{query}", kept.join("/"))
 }

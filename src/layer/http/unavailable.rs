@@ -110,26 +110,6 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layer::http::headers;
-
-    #[test]
-    fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
-        let (sent, later) = ("Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:29 GMT");
-        for (fields, expected) in [
-            (&[][..], None),
-            (&[("retry-after", "7")], Some(7)),
-            (&[("retry-after", "0")], None),
-            (&[("retry-after", "-7")], None),
-            (&[("retry-after", "soon")], None),
-            (&[("retry-after", "7"), ("retry-after", "7")], None),
-            (&[("retry-after", later), ("date", sent)], Some(9)),
-            (&[("retry-after", sent), ("date", later)], None),
-            (&[("retry-after", later)], None),
-        ] {
-            let expected = expected.map(Duration::from_secs);
-            assert_eq!(retry_after(&headers(fields)), expected, "{fields:?}");
-        }
-    }
 
     #[test]
     fn only_the_status_of_a_failure_is_decoded() {
