@@ -13,7 +13,6 @@ use std::{
     fmt,
     future::pending,
     mem,
-    ops::Range,
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::{Arc, Mutex},
@@ -79,19 +78,11 @@ impl ResponseBody {
         }
     }
 
-    pub(super) fn is_whole(&self) -> bool {
-        matches!(self.0, BodySource::Whole(_))
-    }
-
-    /// Returns a part of a whole body. Any other body is nothing or all of it.
-    pub(super) fn part(self, range: Range<usize>) -> Self {
-        match self.0 {
-            _ if range.is_empty() => Self::default(),
-            BodySource::Whole(bytes) => {
-                let end = range.end.min(bytes.len());
-                Self::whole(bytes.slice(range.start.min(end)..end))
-            }
-            source => Self(source),
+    /// Returns the bytes of a whole body.
+    pub(super) fn bytes(&self) -> Option<&Bytes> {
+        match &self.0 {
+            BodySource::Whole(bytes) => Some(bytes),
+            _ => None,
         }
     }
 }
@@ -292,8 +283,8 @@ impl SharedBody {
         (body.clone(), Collector { body, source: Some(source) })
     }
 
-    /// Returns a reader from the start on. Fails with the error by which the body broke off, or with
-    /// none if the first bytes are gone.
+    /// Returns a reader from the start on. Fails with the error by which the body broke off, or
+    /// with none if the first bytes are gone.
     pub(super) fn reader(
         self: &Arc<Self>,
         takes_trailers: bool,
@@ -339,7 +330,7 @@ impl SharedBody {
     fn whole(&self) -> Bytes {
         let mut state = lock(&self.state);
         if state.pieces.len() > 1 {
-            let mut joined = BytesMut::with_capacity(state.held() as usize);
+            let mut joined = BytesMut::with_capacity(state.received as usize);
             state.pieces.iter().for_each(|(_, piece)| joined.extend_from_slice(piece));
             state.pieces = VecDeque::from([(0, joined.freeze())]);
         }
@@ -478,12 +469,8 @@ impl Drop for Collector {
 }
 
 impl State {
-    fn start(&self) -> u64 {
-        self.pieces.front().map_or(self.received, |(start, _)| *start)
-    }
-
     fn held(&self) -> u64 {
-        self.received - self.start()
+        self.pieces.front().map_or(0, |(start, _)| self.received - start)
     }
 
     fn push(&mut self, data: Bytes) {
@@ -501,11 +488,11 @@ impl State {
         }
     }
 
-    /// Returns the next data for a reader at this place, or the end of the body. `None` if it has to
-    /// wait.
+    /// Returns the next data for a reader at this place, or the end of the body. `None` if it has
+    /// to wait.
     fn next(&mut self, number: u64, place: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
         self.is_read = true;
-        if place < self.start() {
+        if self.received - place > self.held() {
             return Some(Err(Err(BodyError::Slow)));
         }
         let Some(data) = self.at(place) else {

@@ -80,20 +80,10 @@ impl CachedResponse {
         let late = loaded.value.head.late;
         late == 0 || was_stored(loaded) || u128::from(late) <= since.elapsed().as_millis()
     }
-
-    /// Builds the response for one caller, with its `Age`.
-    pub(super) fn replay(loaded: Loaded<Self>) -> Response<ResponseBody> {
-        let (was_stored, kept) = (was_stored(&loaded), loaded.age().unwrap_or_default());
-        let Self { head, body } = loaded.value;
-        let has_age = was_stored || head.age > 0;
-        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
-        // A hit has the only reference to what it decoded.
-        Arc::unwrap_or_clone(head).with_age(ResponseBody::whole(body), age)
-    }
 }
 
 /// Returns whether a response is from the backend, or one that this process remembers.
-fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
+pub(super) fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
     match loaded.source() {
         Source::Hit | Source::Local | Source::Stale => true,
         Source::Degraded => loaded.age().is_some(),

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{
@@ -23,73 +24,63 @@ use super::{
 /// `If-Match` and `If-Unmodified-Since` are for the inner service.
 pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
-/// The part of a body that an answer without a body has.
-const NOTHING: Range<usize> = 0..0;
-
-/// The part that an answer with the whole body has.
-const ALL: Range<usize> = 0..usize::MAX;
-
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
-        if !self.is_head() && !self.head.headers.keys().any(|name| TERMS.contains(name)) {
+        let asked = &self.head.headers;
+        if !self.is_head() && !asked.keys().any(|name| TERMS.contains(name)) {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let range = self.apply(&mut parts, &body);
-        Response::from_parts(parts, body.part(range))
-    }
-
-    /// Changes the head of a response, and returns the part that it has of its body.
-    fn apply(&self, parts: &mut response::Parts, body: &ResponseBody) -> Range<usize> {
-        let (asked, length) = (&self.head.headers, body.length());
+        let is_ok = parts.status == StatusCode::OK;
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        if parts.status == StatusCode::OK && is_known(asked, &parts.headers) {
-            return not_modified(parts);
-        }
-        if self.is_head() {
+        let body = if is_ok && is_known(asked, &parts.headers) {
+            not_modified(&mut parts);
+            ResponseBody::default()
+        } else if self.is_head() {
             // A `204` has no length (RFC 9110, section 8.6).
-            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
+            let length = body.length().filter(|_| parts.status != StatusCode::NO_CONTENT);
+            if let Some(length) = length {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            return NOTHING;
-        }
-        let length = length.filter(|_| body.is_whole() && parts.status == StatusCode::OK);
-        let range = length.and_then(|length| selected(asked, length).zip(Some(length)));
-        match range.filter(|_| permits_part(asked, &parts.headers)) {
-            None => ALL,
-            Some((range, length)) => partial(parts, range, length, asked.contains_key(IF_RANGE)),
-        }
+            ResponseBody::default()
+        } else {
+            let whole = body.bytes().filter(|_| is_ok && permits_part(asked, &parts.headers));
+            match whole.and_then(|bytes| Some((bytes, selected(asked, bytes.len())?))) {
+                Some((bytes, range)) => partial(&mut parts, bytes, range, asked),
+                None => body,
+            }
+        };
+        Response::from_parts(parts, body)
     }
 }
 
 fn partial(
     parts: &mut response::Parts,
+    bytes: &Bytes,
     range: Range<usize>,
-    length: usize,
-    is_known: bool,
-) -> Range<usize> {
+    asked: &HeaderMap,
+) -> ResponseBody {
     parts.status = StatusCode::PARTIAL_CONTENT;
     // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-    if is_known {
+    if asked.contains_key(IF_RANGE) {
         strip_representation(&mut parts.headers);
     }
     parts.headers.insert(CONTENT_LENGTH, range.len().into());
-    let place = format!("bytes {}-{}/{length}", range.start, range.end - 1);
+    let place = format!("bytes {}-{}/{}", range.start, range.end - 1, bytes.len());
     if let Ok(place) = HeaderValue::try_from(place) {
         parts.headers.insert(CONTENT_RANGE, place);
     }
-    range
+    ResponseBody::whole(bytes.slice(range))
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
-fn not_modified(parts: &mut response::Parts) -> Range<usize> {
+fn not_modified(parts: &mut response::Parts) {
     parts.status = StatusCode::NOT_MODIFIED;
     strip_representation(&mut parts.headers);
     if parts.headers.contains_key(ETAG) {
         parts.headers.remove(LAST_MODIFIED);
     }
-    NOTHING
 }
 
 /// Removes the headers about the body that the answer does not have.

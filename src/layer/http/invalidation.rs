@@ -18,7 +18,7 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
-    key::{self, is_on_host, is_respelled, original, parse_location},
+    key::{self, is_on_host, is_respelled, parse_location, paths},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -117,7 +117,7 @@ impl Http {
         parts: &'a Parts,
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
-        let own = original(parts).filter(|own| is_respelled(own));
+        let own = paths(parts).map(|[original, _]| original).filter(|own| is_respelled(own));
         let locations = locations.into_iter().chain(own);
         let mut keys: Vec<_> = self.keys(parts).collect();
         for parts in locations.filter_map(|location| located(parts, location)) {
@@ -128,8 +128,8 @@ impl Http {
         keys
     }
 
-    /// Returns the tags of the groups that a field names, of the origin of a request. There are none
-    /// if the cache has no tags, or if the host is not clear.
+    /// Returns the tags of the groups that a field names, of the origin of a request. There are
+    /// none if the cache has no tags, or if the host is not clear.
     pub(super) fn tags(
         &self,
         parts: &Parts,

@@ -50,7 +50,7 @@ impl Http {
             true => ("COALESCE", texts(parts, &settings.key_parts)?),
             false => ("GET", " *".repeat(settings.key_parts.len())),
         };
-        let (routed, original) = (path(&parts.uri)?, original(parts)?);
+        let [original, routed] = paths(parts)?;
         let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
         text[verb.len()..].make_ascii_lowercase();
         text.push_str(&fields);
@@ -99,18 +99,18 @@ pub(super) fn header_part(header: &str) -> KeyPart {
     })
 }
 
-/// Returns the path before `Router::nest` removed a prefix, for `/a/items` and `/b/items` differ.
-pub(super) fn original(parts: &Parts) -> Option<&str> {
+/// Returns the path with its query before `Router::nest` removed a prefix, for `/a/items` and
+/// `/b/items` differ, and the path behind that. Returns `None` for the `*` of an `OPTIONS`.
+pub(super) fn paths(parts: &Parts) -> Option<[&str; 2]> {
+    let original = &parts.uri;
     #[cfg(feature = "axum")]
-    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
-        return path(original);
-    }
-    path(&parts.uri)
-}
-
-/// Returns a path with its query, but for the `*` of an `OPTIONS` and the like.
-pub(super) fn path(uri: &Uri) -> Option<&str> {
-    uri.path_and_query().map(PathAndQuery::as_str).filter(|path| path.starts_with('/'))
+    let original = match parts.extensions.get::<axum::extract::OriginalUri>() {
+        Some(original) => &original.0,
+        None => original,
+    };
+    let [original, routed] = [original, &parts.uri].map(Uri::path_and_query);
+    let paths = [original?.as_str(), routed?.as_str()];
+    paths.iter().all(|path| path.starts_with('/')).then_some(paths)
 }
 
 /// Returns the scheme that an HTTP/1.1 request names in front of its host, which few do. Requests
@@ -337,7 +337,8 @@ pub(super) fn parse_location(location: &str) -> Option<Uri> {
     let scheme = if location.starts_with("//") { "http:" } else { "" };
     let location: Uri = format!("{scheme}{location}").parse().ok()?;
     location.scheme()?;
-    let path = without_dots(path(&location).unwrap_or("/")).parse().ok()?;
+    let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
+    let path = without_dots(path).parse().ok()?;
     let mut parts = location.into_parts();
     parts.path_and_query = Some(path);
     Uri::from_parts(parts).ok()

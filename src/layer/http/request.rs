@@ -13,7 +13,7 @@ use super::{
     conditions::TERMS,
     fields::{Directives, names_no_field, pragma},
     header_names::{HeaderClass, classify},
-    key::{is_named, is_respelled, may_hold_another, original, path, scheme, texts},
+    key::{is_named, is_respelled, may_hold_another, paths, scheme, texts},
     status::Forward,
     variants::{KEY_LENGTH, Place},
 };
@@ -66,9 +66,8 @@ impl Http {
         if let Some(name) = parts.headers.keys().find(forbids) {
             return Err(Forward::Header(name.clone()));
         }
-        let mut paths = [original(parts), path(&parts.uri)].into_iter().flatten();
-        let key = self.key(parts, scheme(parts)).filter(|_| !paths.any(is_respelled));
-        let key = key.ok_or(Forward::Key)?;
+        let paths = paths(parts).filter(|paths| !paths.iter().any(|path| is_respelled(path)));
+        let key = paths.and_then(|_| self.key(parts, scheme(parts))).ok_or(Forward::Key)?;
         let texts = match settings.key_parts.is_empty() || coalesces {
             true => None,
             false if settings.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),

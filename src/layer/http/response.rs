@@ -21,7 +21,7 @@ use http_body::Body;
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::{Directives, content_length, date, listed, pragma, seconds, vary},
-    key::{is_on_host, original, parse_location},
+    key::{is_on_host, parse_location, paths},
     layer::HttpSettings,
     request::Question,
     validation::VALIDATORS,
@@ -137,10 +137,10 @@ impl<'a> Judged<'a> {
     fn redirects_to_itself(&self, question: &Question) -> bool {
         let Parts { status, headers, .. } = self.parts;
         let (asked, query) = (&question.head, &self.settings.query);
+        let own = paths(asked).map_or("/", |[original, _]| original);
         let is_itself = |location: Uri| {
             let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
-            is_on_host(&location, asked)
-                && query.apply(path) == query.apply(original(asked).unwrap_or("/"))
+            is_on_host(&location, asked) && query.apply(path) == query.apply(own)
         };
         status.is_redirection()
             && headers.get_all(LOCATION).iter().any(|location| {

@@ -20,6 +20,7 @@ use tower_service::Service;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody,
+    cached::was_stored,
     load::{CallResult, InnerHttp, RequestBody, StreamedResponse, load},
     request::Question,
     status::{Forward, ttl},
@@ -110,8 +111,8 @@ enum Settled<B, E> {
     Done(CallResult<E>),
     /// The request selects a response below this marker.
     Varies(B, Marker),
-    /// It may share the response of the next flight. If it cannot, it fails with this error, or goes
-    /// on alone.
+    /// It may share the response of the next flight. If it cannot, it fails with this error, or
+    /// goes on alone.
     Retry(B, Option<Error>),
     /// It goes on alone.
     Alone(B, Forward),
@@ -193,7 +194,7 @@ async fn fly<B: Send + 'static, S: InnerHttp<B>>(
         // The body is left alone then. Its request may belong to a refresh that has begun, and a
         // stale response stands in for the answer of an origin that fails.
         Ok(FlightResult::Loaded(loaded))
-            if loaded.value.status() != MARK
+            if loaded.value.head.status != MARK
                 && CachedResponse::is_in_time(&loaded, question.since) =>
         {
             Settled::Done(Ok(http.replay(place, loaded)))
@@ -277,12 +278,16 @@ impl Http {
         }
     }
 
-    /// Returns the answer that a stored response gives.
+    /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
-        let source = loaded.source();
+        let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
         self.0.cache.counters().served(source);
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
-        let response = CachedResponse::replay(loaded);
+        let has_age = was_stored(&loaded) || loaded.value.head.age > 0;
+        let CachedResponse { head, body } = loaded.value;
+        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
+        // A hit has the only reference to what it decoded.
+        let response = Arc::unwrap_or_clone(head).with_age(ResponseBody::whole(body), age);
         self.with_source(response, source, ttl, &place.forward(false))
     }
 

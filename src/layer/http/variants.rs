@@ -74,7 +74,7 @@ impl Marker {
         let mut headers = HeaderMap::new();
         headers.insert(ETAG, HeaderValue::from_str(&self.generation).ok()?);
         for name in &self.names {
-            headers.append(VARY, HeaderValue::from_str(name.as_str()).ok()?);
+            headers.append(VARY, name.clone().into());
         }
         let (status, age, only_validates, late) = (MARK, 0, false, 0);
         let head = ResponseHead { status, headers, age, only_validates, late };
