@@ -13,7 +13,6 @@ use std::{
     fmt,
     future::pending,
     mem,
-    ops::Range,
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::{Arc, Mutex},
@@ -64,12 +63,11 @@ impl ResponseBody {
         B: Body<Error: Into<BoxError>> + Send + 'static,
     {
         let hint = body.size_hint();
-        let body = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
+        // `Bytes` itself is not copied.
+        let in_bytes = |mut data: B::Data| data.copy_to_bytes(data.remaining());
+        let body = body.map_err(BodyError::service).map_frame(move |it| it.map_data(in_bytes));
+        let body = body.boxed_unsync();
         Self(BodySource::Single(body, hint))
-    }
-
-    pub(super) fn shared(reader: Reader) -> Self {
-        Self(BodySource::Shared(reader))
     }
 
     /// Returns the length of a body that is the same for all callers, if it is known.
@@ -80,19 +78,11 @@ impl ResponseBody {
         }
     }
 
-    pub(super) fn is_whole(&self) -> bool {
-        matches!(self.0, BodySource::Whole(_))
-    }
-
-    /// Returns a part of a whole body. Any other body is nothing or all of it.
-    pub(super) fn part(self, range: Range<usize>) -> Self {
-        match self.0 {
-            _ if range.is_empty() => Self::default(),
-            BodySource::Whole(bytes) => {
-                let end = range.end.min(bytes.len());
-                Self::whole(bytes.slice(range.start.min(end)..end))
-            }
-            source => Self(source),
+    /// Returns the bytes of a whole body.
+    pub(super) fn bytes(&self) -> Option<&Bytes> {
+        match &self.0 {
+            BodySource::Whole(bytes) => Some(bytes),
+            _ => None,
         }
     }
 }
@@ -293,14 +283,25 @@ impl SharedBody {
         (body.clone(), Collector { body, source: Some(source) })
     }
 
-    /// Returns a reader from the start on, unless the first bytes are gone or the body broke off.
-    pub(super) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Option<Reader> {
-        let number = lock(&self.state).join()?;
-        Some(Reader { body: Arc::clone(self), number, takes_trailers, is_done: false })
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        matches!(lock(&self.state).end, Some(Err(_)))
+    /// Returns a reader from the start on. Fails with the error by which the body broke off, or
+    /// with none if the first bytes are gone.
+    pub(super) fn reader(
+        self: &Arc<Self>,
+        takes_trailers: bool,
+    ) -> Result<ResponseBody, Option<BodyError>> {
+        let mut state = lock(&self.state);
+        match &state.end {
+            Some(Err(error)) => return Err(Some(error.clone())),
+            _ if state.is_left => return Err(None),
+            _ => {}
+        }
+        state.joined += 1;
+        let number = state.joined;
+        state.readers.insert(number, Reading::default());
+        drop(state);
+        let body = Arc::clone(self);
+        let reader = Reader { body, number, place: 0, takes_trailers, is_done: false };
+        Ok(ResponseBody(BodySource::Shared(reader)))
     }
 
     /// Adds data of the body and its end, and wakes the readers that wait. Returns whether the body
@@ -329,7 +330,7 @@ impl SharedBody {
     fn whole(&self) -> Bytes {
         let mut state = lock(&self.state);
         if state.pieces.len() > 1 {
-            let mut joined = BytesMut::with_capacity(state.held() as usize);
+            let mut joined = BytesMut::with_capacity(state.received as usize);
             state.pieces.iter().for_each(|(_, piece)| joined.extend_from_slice(piece));
             state.pieces = VecDeque::from([(0, joined.freeze())]);
         }
@@ -446,15 +447,15 @@ impl Collector {
 
 impl Drop for Collector {
     fn drop(&mut self) {
-        let leaves = {
-            let mut state = lock(&self.body.state);
-            let leaves = !state.is_left && state.end.is_none();
-            state.is_left |= leaves;
-            state.free();
-            leaves
-        };
+        let mut state = lock(&self.body.state);
+        if state.end.is_some() {
+            return;
+        }
+        let is_first = !mem::replace(&mut state.is_left, true);
+        state.free();
+        drop(state);
         match Handle::try_current() {
-            Ok(runtime) if leaves => {
+            Ok(runtime) if is_first => {
                 let (body, source) = (self.body.clone(), self.source.take());
                 drop(runtime.spawn(Self { body, source }.serve()));
             }
@@ -468,22 +469,8 @@ impl Drop for Collector {
 }
 
 impl State {
-    /// Returns the number of a new reader, which reads from the start.
-    fn join(&mut self) -> Option<u64> {
-        if self.is_left || matches!(self.end, Some(Err(_))) {
-            return None;
-        }
-        self.joined += 1;
-        self.readers.insert(self.joined, Reading::default());
-        Some(self.joined)
-    }
-
-    fn start(&self) -> u64 {
-        self.pieces.front().map_or(self.received, |(start, _)| *start)
-    }
-
     fn held(&self) -> u64 {
-        self.received - self.start()
+        self.pieces.front().map_or(0, |(start, _)| self.received - start)
     }
 
     fn push(&mut self, data: Bytes) {
@@ -501,23 +488,22 @@ impl State {
         }
     }
 
-    /// Returns the next data for a reader, or the end of the body. `None` if it has to wait.
-    fn next(&mut self, number: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
+    /// Returns the next data for a reader at this place, or the end of the body. `None` if it has
+    /// to wait.
+    fn next(&mut self, number: u64, place: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
         self.is_read = true;
-        let place = self.place(number);
-        if place < self.start() {
+        if self.received - place > self.held() {
             return Some(Err(Err(BodyError::Slow)));
         }
-        let next = self.at(place).map(Ok).or_else(|| Some(Err(self.end.clone()?)));
-        let waker = next.is_none().then(|| waker.clone());
-        let read = next.as_ref().and_then(|next| next.as_ref().ok()).map_or(0, Bytes::len);
-        self.readers.insert(number, Reading { place: place + read as u64, waker });
+        let Some(data) = self.at(place) else {
+            let end = self.end.clone().map(Err);
+            let waker = end.is_none().then(|| waker.clone());
+            self.readers.insert(number, Reading { place, waker });
+            return end;
+        };
+        self.readers.insert(number, Reading { place: place + data.len() as u64, waker: None });
         self.free();
-        next
-    }
-
-    fn place(&self, number: u64) -> u64 {
-        self.readers.get(&number).map_or(0, |reader| reader.place)
+        Some(Ok(data))
     }
 
     /// Returns the bytes from a place on, as far as they lie together.
@@ -549,9 +535,11 @@ impl State {
     }
 }
 
-pub(super) struct Reader {
+struct Reader {
     body: Arc<SharedBody>,
     number: u64,
+    /// How much it has read.
+    place: u64,
     /// Whether it gets the trailers, because the body is the answer to its request.
     takes_trailers: bool,
     is_done: bool,
@@ -565,11 +553,14 @@ impl Reader {
         if self.is_done {
             return Poll::Ready(None);
         }
-        let next = lock(&self.body.state).next(self.number, cx.waker());
+        let next = lock(&self.body.state).next(self.number, self.place, cx.waker());
         self.body.moved.notify_one();
         match next {
             None => Poll::Pending,
-            Some(Ok(data)) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            Some(Ok(data)) => {
+                self.place += data.len() as u64;
+                Poll::Ready(Some(Ok(Frame::data(data))))
+            }
             Some(Err(end)) => {
                 self.is_done = true;
                 let trailers = |trailers: Option<_>| trailers.filter(|_| self.takes_trailers);
@@ -580,7 +571,7 @@ impl Reader {
 
     fn is_end_stream(&self) -> bool {
         let state = lock(&self.body.state);
-        let is_read = state.place(self.number) == state.received;
+        let is_read = self.place == state.received;
         self.is_done
             || match &state.end {
                 Some(Ok(trailers)) => is_read && !(self.takes_trailers && trailers.is_some()),
@@ -594,7 +585,7 @@ impl Reader {
             Some(Ok(_)) => Some(state.received),
             _ => self.body.announced,
         };
-        let left = length.map(|length| length.saturating_sub(state.place(self.number)));
+        let left = length.map(|length| length.saturating_sub(self.place));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
@@ -607,11 +598,6 @@ impl Drop for Reader {
         drop(state);
         self.body.moved.notify_one();
     }
-}
-
-/// Copies the data of a frame into one `Bytes`. `Bytes` itself is not copied.
-fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
-    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
 #[cfg(test)]
@@ -648,13 +634,16 @@ mod tests {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
             let (body, collector) = SharedBody::new(ResponseBody::single(hinted), None, LIMITS);
-            let mut reader = body.reader(false).unwrap();
+            let mut reader = Box::pin(body.reader(false).unwrap());
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {
-                assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
+                assert!(matches!(reader.as_mut().poll_frame(cx), Poll::Ready(Some(Ok(_)))));
             }
-            assert!(matches!(reader.poll_frame(cx), Poll::Ready(Some(Err(_)))), "{length}");
+            assert!(
+                matches!(reader.as_mut().poll_frame(cx), Poll::Ready(Some(Err(_)))),
+                "{length}"
+            );
         }
     }
 

@@ -6,8 +6,9 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
 };
+use tokio::time::Instant;
 
-use super::{fields::strip, unavailable::InnerServiceErrorCodec};
+use super::{ResponseBody, fields::strip, unavailable::InnerServiceErrorCodec};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},
@@ -20,21 +21,21 @@ use crate::{
 /// clone. [`BellwetherLayer::key`](crate::BellwetherLayer::key) says under which key it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedResponse {
-    head: Arc<ResponseHead>,
-    body: Bytes,
+    pub(super) head: Arc<ResponseHead>,
+    pub(super) body: Bytes,
 }
 
 /// A response that is shared, without its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
     /// The age of the response when it was complete, in seconds.
-    age: u64,
+    pub(super) age: u64,
     /// Once it is no longer fresh, it may only be validated.
-    only_validates: bool,
+    pub(super) only_validates: bool,
     /// For how long it had not been fresh any more when it was complete, in milliseconds.
-    late: u32,
+    pub(super) late: u32,
 }
 
 impl ResponseHead {
@@ -45,15 +46,8 @@ impl ResponseHead {
         Self { status: parts.status, headers, age, only_validates, late: 0 }
     }
 
-    /// Returns the head of a response whose body took this long, and that had not been fresh for
-    /// so long then.
-    pub(super) fn later(&self, took: Duration, late: Duration) -> Self {
-        let age = self.age.saturating_add(took.as_secs());
-        Self { age, late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self.clone() }
-    }
-
     /// Builds a response of this age, if it has one.
-    pub(super) fn with_age<B>(self, body: B, age: Option<u64>) -> Response<B> {
+    pub(super) fn with_age(self, body: ResponseBody, age: Option<u64>) -> Response<ResponseBody> {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
         *response.headers_mut() = self.headers;
@@ -80,34 +74,16 @@ impl CachedResponse {
         &self.body
     }
 
-    /// Returns whether a response is stored, or was fresh when a caller came that has waited so
-    /// long for it.
-    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: impl FnOnce() -> Duration) -> bool {
+    /// Returns whether a response is stored, or was fresh when a caller came that has waited for it
+    /// since then.
+    pub(super) fn is_in_time(loaded: &Loaded<Self>, since: Instant) -> bool {
         let late = loaded.value.head.late;
-        late == 0 || was_stored(loaded) || u128::from(late) <= waited().as_millis()
-    }
-
-    pub(super) fn only_validates(&self) -> bool {
-        self.head.only_validates
-    }
-
-    pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
-        Self { head: Arc::new(head), body }
-    }
-
-    /// Builds the response for one caller, with its `Age`.
-    pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
-        let (was_stored, kept) = (was_stored(&loaded), loaded.age().unwrap_or_default());
-        let Self { head, body } = loaded.value;
-        let has_age = was_stored || head.age > 0;
-        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
-        // A hit has the only reference to what it decoded.
-        Arc::unwrap_or_clone(head).with_age(body, age)
+        late == 0 || was_stored(loaded) || u128::from(late) <= since.elapsed().as_millis()
     }
 }
 
 /// Returns whether a response is from the backend, or one that this process remembers.
-fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
+pub(super) fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
     match loaded.source() {
         Source::Hit | Source::Local | Source::Stale => true,
         Source::Degraded => loaded.age().is_some(),
@@ -227,8 +203,8 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(rest.split_to(length))?;
             headers.try_append(name, value)?;
         }
-        let head = ResponseHead { status, headers, age, only_validates, late };
-        Ok(CachedResponse::new(head, rest))
+        let head = Arc::new(ResponseHead { status, headers, age, only_validates, late });
+        Ok(CachedResponse { head, body: rest })
     }
 
     fn is_for_loader_only(&self, bytes: &[u8]) -> bool {

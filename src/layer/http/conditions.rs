@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{
@@ -23,78 +24,63 @@ use super::{
 /// `If-Match` and `If-Unmodified-Since` are for the inner service.
 pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
-/// The part of a body that an answer without a body has.
-const NOTHING: Range<usize> = 0..0;
-
-/// The part that an answer with the whole body has.
-const ALL: Range<usize> = 0..usize::MAX;
-
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
-        if !self.is_head() && !self.head.headers.keys().any(|name| TERMS.contains(name)) {
+        let asked = &self.head.headers;
+        if !self.is_head() && !asked.keys().any(|name| TERMS.contains(name)) {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let range = self.apply(&mut parts, body.length(), body.is_whole());
-        Response::from_parts(parts, body.part(range))
-    }
-
-    /// Changes the head of a response, and returns the part that it has of its body.
-    fn apply(
-        &self,
-        parts: &mut response::Parts,
-        length: Option<usize>,
-        is_whole: bool,
-    ) -> Range<usize> {
-        let asked = &self.head.headers;
+        let is_ok = parts.status == StatusCode::OK;
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        if parts.status == StatusCode::OK && is_known(asked, &parts.headers) {
-            return not_modified(parts);
-        }
-        if self.is_head() {
+        let body = if is_ok && is_known(asked, &parts.headers) {
+            not_modified(&mut parts);
+            ResponseBody::default()
+        } else if self.is_head() {
             // A `204` has no length (RFC 9110, section 8.6).
-            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
+            let length = body.length().filter(|_| parts.status != StatusCode::NO_CONTENT);
+            if let Some(length) = length {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            return NOTHING;
-        }
-        let length = length.filter(|_| is_whole && parts.status == StatusCode::OK);
-        let range = length.and_then(|length| selected(asked, length).zip(Some(length)));
-        match range.filter(|_| permits_part(asked, &parts.headers)) {
-            None => ALL,
-            Some((range, length)) => partial(parts, range, length, asked.contains_key(IF_RANGE)),
-        }
+            ResponseBody::default()
+        } else {
+            let whole = body.bytes().filter(|_| is_ok && permits_part(asked, &parts.headers));
+            match whole.and_then(|bytes| Some((bytes, selected(asked, bytes.len())?))) {
+                Some((bytes, range)) => partial(&mut parts, bytes, range, asked),
+                None => body,
+            }
+        };
+        Response::from_parts(parts, body)
     }
 }
 
 fn partial(
     parts: &mut response::Parts,
+    bytes: &Bytes,
     range: Range<usize>,
-    length: usize,
-    is_known: bool,
-) -> Range<usize> {
+    asked: &HeaderMap,
+) -> ResponseBody {
     parts.status = StatusCode::PARTIAL_CONTENT;
     // The caller has the rest of the headers (RFC 9110, section 15.3.7).
-    if is_known {
+    if asked.contains_key(IF_RANGE) {
         strip_representation(&mut parts.headers);
     }
     parts.headers.insert(CONTENT_LENGTH, range.len().into());
-    let place = format!("bytes {}-{}/{length}", range.start, range.end - 1);
+    let place = format!("bytes {}-{}/{}", range.start, range.end - 1, bytes.len());
     if let Ok(place) = HeaderValue::try_from(place) {
         parts.headers.insert(CONTENT_RANGE, place);
     }
-    range
+    ResponseBody::whole(bytes.slice(range))
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
-fn not_modified(parts: &mut response::Parts) -> Range<usize> {
+fn not_modified(parts: &mut response::Parts) {
     parts.status = StatusCode::NOT_MODIFIED;
     strip_representation(&mut parts.headers);
     if parts.headers.contains_key(ETAG) {
         parts.headers.remove(LAST_MODIFIED);
     }
-    NOTHING
 }
 
 /// Removes the headers about the body that the answer does not have.
@@ -107,10 +93,12 @@ fn strip_representation(headers: &mut HeaderMap) {
 /// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
 fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
-        let known = etag(stored).map(opaque);
-        return asked.get_all(IF_NONE_MATCH).iter().any(|line| {
-            let line = line.as_bytes().trim_ascii();
-            line == b"*" || known.is_some_and(|known| tags(line).any(|tag| opaque(tag) == known))
+        let known = sole(stored, ETAG).map(|tag| opaque(tag.as_bytes()));
+        let known = known.filter(|known| known.starts_with(b"\""));
+        return asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes).any(|line| {
+            // A tag may have a comma, but no quote.
+            let mut tags = line.split(|byte| *byte == b',').chain([line]).map(<[u8]>::trim_ascii);
+            tags.any(|tag| tag == b"*" || Some(opaque(tag)) == known)
         });
     }
     // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
@@ -122,43 +110,13 @@ fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
 /// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5). A date
 /// does not: two changes within one second have the same.
 fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
-    let wanted = sole(asked, IF_RANGE).map(HeaderValue::as_bytes);
-    !asked.contains_key(IF_RANGE)
-        || wanted.is_some_and(|wanted| wanted.starts_with(b"\"") && etag(stored) == Some(wanted))
-}
-
-/// Takes an entity tag from the start of a text (RFC 9110, section 8.8.3). Returns it with the
-/// rest.
-fn tag(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let inside = opaque(text).strip_prefix(b"\"")?;
-    let length = inside.iter().position(|byte| *byte == b'"')?;
-    let fits = inside[..length].iter().all(|byte| *byte > b' ' && *byte != 0x7f);
-    let rest = &inside[length + 1..];
-    fits.then(|| text.split_at(text.len() - rest.len()))
+    let wanted = sole(asked, IF_RANGE).filter(|wanted| wanted.as_bytes().starts_with(b"\""));
+    !asked.contains_key(IF_RANGE) || (wanted.is_some() && sole(stored, ETAG) == wanted)
 }
 
 /// Returns a tag as it is in a weak comparison.
 pub(super) fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
-}
-
-/// Parses a list of tags, up to the first element that is none.
-fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let mut rest = line;
-    std::iter::from_fn(move || {
-        while let [b',' | b' ' | b'\t', after @ ..] = rest {
-            rest = after;
-        }
-        let (tag, after) = tag(rest)?;
-        rest = after.trim_ascii_start();
-        // A tag ends at a comma. Otherwise it is part of something else.
-        (rest.is_empty() || rest.starts_with(b",")).then_some(tag)
-    })
-}
-
-fn etag(headers: &HeaderMap) -> Option<&[u8]> {
-    let (tag, rest) = tag(sole(headers, ETAG)?.as_bytes())?;
-    rest.is_empty().then_some(tag)
 }
 
 /// Returns the part of a body of this length that a `Range` selects (section 14). Returns `None`

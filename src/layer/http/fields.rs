@@ -49,11 +49,6 @@ pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<Head
     Some(names)
 }
 
-/// Parses the header names in `Connection`. Returns `None` if one is not a header name.
-pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
-    listed(headers, &CONNECTION)
-}
-
 /// Returns whether `Connection` names no field that a response may depend on, nor an upgrade.
 ///
 /// A service that is a proxy removes the fields that it names (RFC 9110, section 7.6.1). Its origin
@@ -61,7 +56,7 @@ pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
 pub(super) fn names_no_field(headers: &HeaderMap) -> bool {
     let is_option =
         |name: &HeaderName| *name == TE || ["close", "keep-alive"].contains(&name.as_str());
-    connection(headers).is_some_and(|names| names.iter().all(is_option))
+    listed(headers, &CONNECTION).is_some_and(|names| names.iter().all(is_option))
 }
 
 /// Returns the length of the body if the headers have it. Returns `None` if it is there twice, or
@@ -75,7 +70,7 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<Option<u64>> {
 
 /// Removes the headers that belong to one connection.
 pub(super) fn strip(headers: &mut HeaderMap) {
-    for name in connection(headers).unwrap_or_default() {
+    for name in listed(headers, &CONNECTION).unwrap_or_default() {
         headers.remove(name);
     }
     let hop_by_hop = [
@@ -95,14 +90,6 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Reads `CDN-Cache-Control`. Returns `None` if it is not a dictionary.
-fn cdn(headers: &HeaderMap) -> Option<Directives> {
-    let lines: Result<Vec<_>, _> =
-        headers.get_all(&CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str).collect();
-    let members = Parser::new(&lines.ok()?.join(",")).parse().ok()?;
-    Some(Directives::of_members(&members))
-}
-
 /// The directives that decide about sharing (RFC 9111, section 5.2).
 ///
 /// Of directives that contradict each other, the strictest holds. The parser then says that the
@@ -110,8 +97,10 @@ fn cdn(headers: &HeaderMap) -> Option<Directives> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
-    pub(super) no_cache: Scope,
-    pub(super) private: Scope,
+    pub(super) no_cache: bool,
+    pub(super) private: bool,
+    /// One of these two is for the whole message, or for a field that it has.
+    pub(super) restricts: bool,
     pub(super) public: bool,
     pub(super) must_understand: bool,
     pub(super) must_revalidate: bool,
@@ -130,92 +119,64 @@ pub(super) struct Directives {
     pub(super) is_targeted: bool,
 }
 
-/// The scope of a `no-cache` or a `private`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Scope {
-    #[default]
-    Nothing,
-    /// These fields of the response, in lower case.
-    Fields(Vec<String>),
-    /// The whole response.
-    All,
-}
-
-impl Scope {
-    /// Returns whether a response with these headers has something that the directive applies to.
-    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
-        match self {
-            Self::Nothing => false,
-            Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
-            Self::All => true,
-        }
-    }
-
-    /// Widens the scope by a directive with this value.
-    fn widen(&mut self, fields: Option<&str>) {
-        let named = fields.unwrap_or_default().split(',').map(str::trim);
-        let names = named.filter(|name| !name.is_empty()).map(str::to_ascii_lowercase);
-        let mut names: Vec<String> = names.collect();
-        if names.is_empty() || names.iter().any(|name| !name.chars().all(is_token)) {
-            *self = Self::All;
-            return;
-        }
-        match self {
-            Self::All => {}
-            Self::Nothing => *self = Self::Fields(names),
-            Self::Fields(known) => known.append(&mut names),
-        }
-    }
-}
-
 impl Directives {
     /// Returns the directives that a response has for this cache: its `CDN-Cache-Control` if that
     /// says anything that this cache knows, else its `Cache-Control`. Without the former, a
     /// `Surrogate-Control` may restrict.
     ///
-    /// Returns `None` if the field that counts is not readable.
+    /// Returns `None` if a field that counts is not readable.
     pub(super) fn of_response(headers: &HeaderMap) -> Option<Self> {
-        let cdn = cdn(headers);
-        let is_unreadable = cdn.is_none();
-        // One that is not a dictionary is ignored (RFC 9213, section 2.1), unless it restricts.
-        let targeted = match cdn {
-            Some(directives) => Some(directives).filter(|known| *known != Self::default()),
-            None => Self::parse_lines(headers, &CDN_CACHE_CONTROL).filter(Self::restricts),
-        };
-        let mut directives = match targeted {
-            Some(directives) => Self { is_targeted: true, ..directives },
-            None => {
-                let mut directives = Self::parse(headers)?;
-                let it = Self::parse_lines(headers, &SURROGATE_CONTROL)?;
-                // Neither `must-understand` nor a policy makes this shareable.
-                if it.restricts() || it.max_age == Some(0) || it.s_maxage == Some(0) {
-                    directives.private = Scope::All;
-                }
-                directives
+        if headers.contains_key(CDN_CACHE_CONTROL) {
+            let targeted = Self::of_dictionary(headers)?;
+            if targeted != Self::default() {
+                return Some(Self { is_targeted: true, ..targeted });
             }
-        };
-        directives.malformed |= is_unreadable;
+        }
+        let mut directives = Self::parse(headers, &CACHE_CONTROL)?;
+        let it = Self::parse(headers, &SURROGATE_CONTROL)?;
+        // Neither `must-understand` nor a policy makes this shareable.
+        let is_stale = it.max_age == Some(0) || it.s_maxage == Some(0);
+        directives.restricts |= it.no_store || it.no_cache || it.private || is_stale;
         Some(directives)
     }
 
-    /// Parses all `Cache-Control` lines as one list.
-    ///
-    /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
-    /// anything.
-    pub(super) fn parse(headers: &HeaderMap) -> Option<Self> {
-        Self::parse_lines(headers, &CACHE_CONTROL)
+    /// Parses `CDN-Cache-Control` (RFC 9213). Returns `None` if it is not a dictionary. A value of
+    /// another type than the directive has is invalid.
+    fn of_dictionary(headers: &HeaderMap) -> Option<Self> {
+        let lines = headers.get_all(CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str);
+        let lines: Vec<_> = lines.collect::<Result<_, _>>().ok()?;
+        let members: Dictionary = Parser::new(&lines.join(",")).parse().ok()?;
+        let mut directives = Self::default();
+        for (name, member) in &members {
+            let name = name.as_str();
+            let names_fields = matches!(name, "private" | "no-cache");
+            let value = match member {
+                ListEntry::Item(item) => match &item.bare_item {
+                    BareItem::Boolean(false) => continue,
+                    BareItem::Integer(number) if !names_fields => number.to_string(),
+                    BareItem::String(fields) if names_fields => fields.as_str().to_owned(),
+                    _ => String::new(),
+                },
+                ListEntry::InnerList(_) => String::new(),
+            };
+            directives.set(name, &value, headers);
+        }
+        Some(directives)
     }
 
     /// Parses the lines of a field as one list.
     ///
     /// Text that should not be there counts as a directive, too: it may be one that restricts,
     /// behind a wrong separator.
-    fn parse_lines(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
+    ///
+    /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
+    /// anything.
+    pub(super) fn parse(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
         let mut directives = Self::default();
         for line in headers.get_all(field) {
             let mut rest = line.to_str().ok()?.trim_start_matches(SEPARATORS);
             while !rest.is_empty() {
-                rest = directives.take(rest)?.trim_start_matches(SEPARATORS);
+                rest = directives.take(rest, headers)?.trim_start_matches(SEPARATORS);
             }
         }
         Some(directives)
@@ -223,74 +184,46 @@ impl Directives {
 
     /// Heeds the element at the start of a text: a name, perhaps with a value. Returns the rest of
     /// the text, or `None` if a quoted string does not end.
-    fn take<'a>(&mut self, text: &'a str) -> Option<&'a str> {
-        let (name, rest) = token(text);
-        if name.is_empty() {
-            let (suspect, rest) = match text.strip_prefix('"') {
-                Some(inside) => quoted(inside)?,
-                None => (String::new(), text.get(1..)?),
-            };
-            self.suspect(&suspect);
-            return Some(rest);
+    fn take<'a>(&mut self, text: &'a str, headers: &HeaderMap) -> Option<&'a str> {
+        let (name, rest) = word(text)?;
+        if name.is_empty() || text.starts_with('"') {
+            self.suspect(&name);
+            return if rest.len() < text.len() { Some(rest) } else { text.get(1..) };
         }
         let (value, rest) = match rest.strip_prefix('=') {
-            None => (None, rest),
-            Some(rest) => match rest.strip_prefix('"') {
-                Some(inside) => {
-                    let (value, rest) = quoted(inside)?;
-                    (Some(Cow::Owned(value)), rest)
-                }
-                None => {
-                    let (value, rest) = token(rest);
-                    (Some(value).filter(|value| !value.is_empty()).map(Cow::Borrowed), rest)
-                }
-            },
+            None => (Cow::default(), rest),
+            Some(value) => word(value)?,
         };
         let rest = rest.trim_start_matches([' ', '\t']);
         // Text behind the value belongs to it, and makes it invalid.
         let is_clean = rest.is_empty() || rest.starts_with(',');
         self.malformed |= !is_clean;
-        self.set(name, value.as_deref(), is_clean);
+        self.set(&name, if is_clean { &value } else { "" }, headers);
         Some(rest)
     }
 
-    /// Takes the members of a dictionary for directives. A value of another type than the directive
-    /// has is invalid.
-    fn of_members(members: &Dictionary) -> Self {
-        let mut directives = Self::default();
-        for (name, member) in members {
-            let name = name.as_str();
-            let names_fields = matches!(name, "private" | "no-cache");
-            let value = match member {
-                ListEntry::Item(item) => match &item.bare_item {
-                    BareItem::Boolean(false) => continue,
-                    BareItem::Integer(number) if !names_fields => Some(number.to_string()),
-                    BareItem::String(fields) if names_fields => Some(fields.as_str().to_owned()),
-                    _ => None,
-                },
-                ListEntry::InnerList(_) => None,
-            };
-            directives.set(name, value.as_deref(), true);
-        }
-        directives
-    }
-
-    /// Sets a directive, whose number counts only if it is clean.
-    fn set(&mut self, name: &str, value: Option<&str>, is_clean: bool) {
-        let number = value.filter(|_| is_clean).and_then(seconds);
+    /// Sets a directive with this value, which is empty if it has none.
+    fn set(&mut self, name: &str, value: &str, headers: &HeaderMap) {
         match name.to_ascii_lowercase().as_str() {
             "no-store" | "no-store-remote" => self.no_store = true,
-            "no-cache" => self.no_cache.widen(value),
-            "private" => self.private.widen(value),
+            "no-cache" => {
+                self.no_cache = true;
+                self.restricts |= names_any(value, headers);
+            }
+            "private" => {
+                self.private = true;
+                self.restricts |= names_any(value, headers);
+            }
             "public" => self.public = true,
             "must-understand" => self.must_understand = true,
             "must-revalidate" => self.must_revalidate = true,
             "proxy-revalidate" => self.proxy_revalidate = true,
-            "max-age" => self.malformed |= set_lifetime(&mut self.max_age, number),
-            "s-maxage" => self.malformed |= set_lifetime(&mut self.s_maxage, number),
-            "stale-while-revalidate" => set_least(&mut self.stale_while_revalidate, number),
-            "stale-if-error" => set_least(&mut self.stale_if_error, number),
-            name if restricts(name) => self.suspect(name),
+            "max-age" => self.malformed |= !set_least(&mut self.max_age, value),
+            "s-maxage" => self.malformed |= !set_least(&mut self.s_maxage, value),
+            // An invalid window is zero.
+            "stale-while-revalidate" => _ = set_least(&mut self.stale_while_revalidate, value),
+            "stale-if-error" => _ = set_least(&mut self.stale_if_error, value),
+            name if means_restriction(name) => self.suspect(name),
             _ => {}
         }
     }
@@ -299,21 +232,21 @@ impl Directives {
     /// `no_cache`.
     fn suspect(&mut self, text: &str) {
         self.malformed = true;
-        self.no_store |= restricts(text);
-    }
-
-    /// Returns whether any directive restricts the sharing of the response.
-    fn restricts(&self) -> bool {
-        self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
-    }
-
-    pub(super) fn revalidates(&self) -> bool {
-        self.must_revalidate || self.proxy_revalidate
+        self.no_store |= means_restriction(text);
     }
 }
 
+/// Returns whether a message has one of these fields. No names, or a wrong one, mean all of them.
+fn names_any(fields: &str, headers: &HeaderMap) -> bool {
+    let mut names = fields.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
+    let is_there = |name: &str| {
+        HeaderName::from_bytes(name.as_bytes()).map_or(true, |name| headers.contains_key(name))
+    };
+    names.peek().is_none() || names.any(is_there)
+}
+
 /// Returns whether text means a directive that restricts, whatever stands between its letters.
-fn restricts(text: &str) -> bool {
+fn means_restriction(text: &str) -> bool {
     text.split([',', ';', ' ', '\t']).any(|word| {
         let letters =
             word.bytes().filter(u8::is_ascii_alphabetic).map(|it| it.to_ascii_lowercase());
@@ -336,36 +269,32 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Sets a lifetime to the least of its values. Returns whether it is invalid or contradicts the
-/// other one.
-fn set_lifetime(field: &mut Option<u64>, number: Option<u64>) -> bool {
-    let known = *field;
-    set_least(field, number);
-    number.is_none() || known.is_some_and(|known| Some(known) != number)
-}
-
-/// Sets a number of seconds to the least of its values. An invalid one is zero.
-fn set_least(field: &mut Option<u64>, number: Option<u64>) {
-    let permitted = number.unwrap_or(0);
-    *field = Some(field.map_or(permitted, |least| least.min(permitted)));
+/// Sets a number of seconds to the least of its values, of which an invalid one is zero. Returns
+/// whether the value is valid and does not contradict another one.
+fn set_least(field: &mut Option<u64>, value: &str) -> bool {
+    let (number, known) = (seconds(value), *field);
+    let permitted = number.unwrap_or_default();
+    *field = Some(known.map_or(permitted, |least| least.min(permitted)));
+    number.is_some() && known.is_none_or(|known| known == permitted)
 }
 
 const SEPARATORS: [char; 3] = [',', ' ', '\t'];
 
-/// Splits a text behind the token at its start, which may be empty.
-fn token(text: &str) -> (&str, &str) {
-    text.split_at(text.find(|character| !is_token(character)).unwrap_or(text.len()))
-}
-
-/// Parses the inside of a quoted string. Returns it with the text behind the closing quote.
-fn quoted(text: &str) -> Option<(String, &str)> {
+/// Takes a token or a quoted string from the start of a text, where there may be none. Returns it
+/// with the rest of the text, or `None` if the string does not end.
+fn word(text: &str) -> Option<(Cow<'_, str>, &str)> {
+    let Some(inside) = text.strip_prefix('"') else {
+        let end = text.find(|character| !is_token(character)).unwrap_or(text.len());
+        let (token, rest) = text.split_at(end);
+        return Some((token.into(), rest));
+    };
     let mut value = String::new();
-    let mut characters = text.char_indices();
+    let mut characters = inside.chars();
     loop {
         match characters.next()? {
-            (end, '"') => return Some((value, text.get(end + 1..)?)),
-            (_, '\\') => value.push(characters.next()?.1),
-            (_, character) => value.push(character),
+            '"' => return Some((value.into(), characters.as_str())),
+            '\\' => value.push(characters.next()?),
+            character => value.push(character),
         }
     }
 }
@@ -388,13 +317,13 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
                 headers.append(name, value.clone());
             }
         }
-        let _ = connection(&headers);
+        let _ = listed(&headers, &CONNECTION);
         let of_response = Directives::of_response(&headers);
         // A dictionary that restricts is never overruled by `Cache-Control`.
-        if cdn(&headers).is_some_and(|directives| directives.no_store) {
+        if Directives::of_dictionary(&headers).is_some_and(|directives| directives.no_store) {
             assert!(of_response.is_some_and(|directives| directives.no_store));
         }
-        Directives::parse(&headers)
+        Directives::parse(&headers, &CACHE_CONTROL)
     };
 
     let mut values_of_lines = values(lines);
@@ -407,96 +336,5 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
         values_of_lines.push(HeaderValue::from_static("no-store"));
         let restricted = Directives { no_store: true, ..directives };
         assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layer::http::headers;
-
-    fn parse(lines: &[&str]) -> Option<Directives> {
-        let lines: Vec<_> = lines.iter().map(|line| ("cache-control", *line)).collect();
-        Directives::parse(&headers(&lines))
-    }
-
-    /// RFC 9111, sections 5.2.2.4 and 5.2.2.7.
-    #[test]
-    fn a_directive_with_fields_covers_a_response_that_has_one() {
-        let headers = headers(&[("x-user", "1")]);
-        for (line, covers) in [
-            ("private", true),
-            ("private=\"X-User, y\"", true),
-            ("private=x-user", true),
-            ("private=\"y\", private=\"x-user\"", true),
-            ("private=\"\"", true),
-            ("private=\"y, a b\"", true),
-            ("private=\"y\", private", true),
-            ("private=\"set-cookie, y\"", false),
-            ("private=y", false),
-            ("public", false),
-        ] {
-            assert_eq!(parse(&[line]).unwrap().private.covers(&headers), covers, "{line}");
-            let line = line.replace("private", "no-cache");
-            assert_eq!(parse(&[&line]).unwrap().no_cache.covers(&headers), covers, "{line}");
-        }
-    }
-
-    /// `max-age=60;private` was a lifetime with a parameter, and the response to one user went to
-    /// another.
-    #[test]
-    fn a_restriction_behind_a_wrong_separator_restricts() {
-        for separator in [";", "; ", " ", "\t", " ; ", "/", ";;", "\"\"", ";\"x\" ", ";x=1;"] {
-            for before in ["max-age=60", "public", "x=\"1\"", "max-age=60, public"] {
-                let line = format!("{before}{separator}");
-                let directives = |behind| parse(&[&format!("{line}{behind}")]).unwrap();
-                assert!(directives("private").malformed, "{line}");
-                assert!(directives("no-store").no_store, "{line}");
-                assert_eq!(directives("private").private, Scope::All, "{line}");
-                assert_eq!(directives("no-cache").no_cache, Scope::All, "{line}");
-                assert!(directives("must-revalidate").must_revalidate, "{line}");
-            }
-        }
-    }
-
-    /// `max-age=60, 'private'` was shared.
-    #[test]
-    fn a_restriction_in_wrong_quotes_restricts() {
-        for restriction in [
-            "'private'",
-            "\"private\"",
-            "\"Private, max-age=1\"",
-            "'no-store'",
-            "\"no-store\"",
-            "`no-cache`",
-            "no_store",
-            "nostore",
-            "NoCache",
-            "private'",
-            "*private*",
-            "{private}",
-            "(no-store)",
-            "\\private",
-            "'private'=\"x\"",
-            "x=1 'private'",
-        ] {
-            for line in [format!("max-age=60, {restriction}"), format!("{restriction}, max-age=60")]
-            {
-                let directives = parse(&[&line]).unwrap();
-                assert!(directives.malformed && directives.restricts(), "{line}");
-            }
-        }
-        // `'max-age=60, private'` is a directive and its end.
-        assert!(parse(&["'max-age=60, private'"]).unwrap().restricts());
-        for line in [
-            "max-age=60, x=\"private\"",
-            "max-age=60, x=private",
-            "max-age=60, x-private",
-            "max-age=60, privately",
-            "max-age=60, \"private-ish\"",
-            "max-age=60, no-transform",
-        ] {
-            assert!(!parse(&[line]).unwrap().restricts(), "{line}");
-        }
     }
 }

@@ -11,7 +11,6 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
-    uri::PathAndQuery,
 };
 use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tracing::{Instrument, debug};
@@ -19,46 +18,34 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
-    key::{self, Located, is_respelled, original},
+    key::{self, is_on_host, is_respelled, parse_location, paths},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
-const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
+pub(super) const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
-
-/// The responses that an unsafe request or a `PURGE` ends.
-#[derive(Default)]
-pub(super) struct Outdated {
-    keys: Vec<Key>,
-    /// The tags of groups.
-    groups: Vec<String>,
-}
-
-impl Outdated {
-    fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.groups.is_empty()
-    }
-}
 
 /// Returns the request for a location on the host of a request. Its path is replaced before and
 /// after the routers that removed a prefix.
 fn located(parts: &Parts, location: &str) -> Option<Parts> {
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    let located = Located::read(location).filter(|located| located.is_on_host(parts))?.path;
+    let location = parse_location(location).filter(|location| is_on_host(location, parts))?;
     let mut parts = parts.clone();
-    let path = located.as_str();
+    let path = location.path_and_query()?.clone();
     #[cfg(feature = "axum")]
     let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
         None => path,
         Some(original) => {
-            let prefix = original.path().strip_suffix(parts.uri.path())?.to_owned();
-            parts.extensions.insert(axum::extract::OriginalUri(located.clone().into()));
-            path.strip_prefix(&*prefix).filter(|rest| rest.starts_with('/'))?
+            let prefix = original.path().strip_suffix(parts.uri.path())?;
+            let routed = path.as_str().strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
+            let routed = routed.parse().ok()?;
+            parts.extensions.insert(axum::extract::OriginalUri(path.into()));
+            routed
         }
     };
     let mut own = std::mem::take(&mut parts.uri).into_parts();
-    own.path_and_query = Some(path.parse().ok()?);
+    own.path_and_query = Some(path);
     parts.uri = Uri::from_parts(own).ok()?;
     Some(parts)
 }
@@ -73,14 +60,7 @@ fn is_grpc(answer: &HeaderMap) -> bool {
 impl Http {
     /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
     /// gets its answer afterwards, and then finds none of them.
-    ///
-    /// The task goes on if the caller goes away, because the service has changed the resources.
-    pub(super) fn invalidate(
-        &self,
-        target: &Parts,
-        status: StatusCode,
-        answer: &HeaderMap,
-    ) -> impl Future<Output = ()> + Send + use<> {
+    pub(super) async fn invalidate(&self, target: &Parts, status: StatusCode, answer: &HeaderMap) {
         let is_good = status.is_success() || status.is_redirection();
         let names = [LOCATION, CONTENT_LOCATION];
         let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
@@ -88,48 +68,48 @@ impl Http {
             true => self.outdated(target, locations),
             false => Vec::new(),
         };
-        let groups = self.tags(target, || listed(answer, &INVALIDATION));
-        let outdated = Some(Outdated { keys, groups }).filter(|outdated| !outdated.is_empty());
-        let ended = outdated.map(|outdated| {
-            let cache = self.0.cache.clone();
-            let end = async move {
-                if let Err(error) = end_all(&cache, outdated).await {
-                    debug!(%error, "an unsafe request does not end what it outdates");
-                }
-            };
-            tokio::spawn(end.instrument(tracing::Span::current()))
-        });
-        async move {
-            if let Some(ended) = ended {
-                // An error says that the runtime shuts down.
-                let _ = ended.await;
-            }
+        let tags = self.tags(target, answer, &INVALIDATION);
+        if keys.is_empty() && tags.is_empty() {
+            return;
         }
+        let cache = self.0.cache.clone();
+        let end = async move {
+            if let Err(error) = end_all(&cache, keys, tags).await {
+                debug!(%error, "an unsafe request does not end what it outdates");
+            }
+        };
+        // The task goes on if the caller goes away, because the service has changed the resources.
+        // An error says that the runtime shuts down.
+        let _ = tokio::spawn(end.instrument(tracing::Span::current())).await;
     }
 
-    /// Answers a `PURGE` of this.
-    pub(super) async fn purge(&self, purged: Outdated) -> Response<ResponseBody> {
-        let mut response = match end_all(&self.0.cache, purged).await {
+    /// Answers a request that is to purge something, if the user of the layer permits that: the
+    /// groups in its headers, or else the keys of its URI.
+    pub(super) async fn purge(&self, parts: &Parts) -> Option<Response<ResponseBody>> {
+        let check = self.0.purge.as_ref()?;
+        if parts.method.as_str() != "PURGE" || !check(parts) {
+            return None;
+        }
+        let tags = self.tags(parts, &parts.headers, &GROUPS);
+        // One whose groups cannot be ended is not taken for one of the URI.
+        let names_groups = |name| parts.headers.contains_key(name);
+        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
+            true => Vec::new(),
+            false => self.outdated(parts, []),
+        };
+        if keys.is_empty() && tags.is_empty() {
+            return None;
+        }
+        let mut response = match end_all(&self.0.cache, keys, tags).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
-        response.map(ResponseBody::whole)
+        Some(response.map(ResponseBody::whole))
     }
-}
 
-/// Ends the responses of these keys and groups, at once. An error keeps none of the others.
-async fn end_all(cache: &Cache<CachedResponse>, outdated: Outdated) -> Result<(), Error> {
-    let Outdated { keys, groups } = outdated;
-    let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
-    let groups = join_all(groups.into_iter().map(|group| cache.invalidate_tag(group)));
-    let (keys, groups) = futures_util::join!(keys, groups);
-    keys.into_iter().map(|ended| ended.map(drop)).chain(groups).collect()
-}
-
-impl Http {
     /// Returns the keys of a resource and of locations on its host. If its path has segments of
     /// dots, the service may take it for the path without them, whose keys are among these.
     fn outdated<'a>(
@@ -137,8 +117,8 @@ impl Http {
         parts: &'a Parts,
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
-        let own = original(parts).filter(|own| is_respelled(own));
-        let locations = locations.into_iter().chain(own.map(PathAndQuery::as_str));
+        let own = paths(parts).map(|[original, _]| original).filter(|own| is_respelled(own));
+        let locations = locations.into_iter().chain(own);
         let mut keys: Vec<_> = self.keys(parts).collect();
         for parts in locations.filter_map(|location| located(parts, location)) {
             keys.extend(self.keys(&parts));
@@ -148,44 +128,37 @@ impl Http {
         keys
     }
 
-    /// Returns what a request is to purge, if the user of the layer permits that: the groups in its
-    /// headers, or else the keys of its URI.
-    pub(super) fn purged(&self, parts: &Parts) -> Option<Outdated> {
-        let check = self.0.purge.as_ref()?;
-        if parts.method.as_str() != "PURGE" || !check(parts) {
-            return None;
-        }
-        let groups = self.groups(parts, &parts.headers);
-        // One whose groups cannot be ended is not taken for one of the URI.
-        let names_groups = |name| parts.headers.contains_key(name);
-        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
-            true => Vec::new(),
-            false => self.outdated(parts, []),
-        };
-        Some(Outdated { keys, groups }).filter(|purged| !purged.is_empty())
-    }
-
-    /// Returns the tags of the groups that some headers name, of the origin of a request.
-    pub(super) fn groups(&self, parts: &Parts, headers: &HeaderMap) -> Vec<String> {
-        self.tags(parts, || {
-            let mut groups = listed(headers, &GROUPS);
-            if self.0.surrogate_keys {
-                let lines = headers.get_all(&SURROGATES).iter();
-                let words = lines.filter_map(|line| line.to_str().ok());
-                groups.extend(words.flat_map(str::split_ascii_whitespace).map(str::to_owned));
-            }
-            groups
-        })
-    }
-
-    /// Returns the tags of some groups, if the cache has tags and the host is clear.
-    fn tags(&self, parts: &Parts, groups: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    /// Returns the tags of the groups that a field names, of the origin of a request. There are
+    /// none if the cache has no tags, or if the host is not clear.
+    pub(super) fn tags(
+        &self,
+        parts: &Parts,
+        headers: &HeaderMap,
+        field: &HeaderName,
+    ) -> Vec<String> {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
         let Some(origin) = key::origin(parts) else { return Vec::new() };
-        groups().into_iter().map(|group| format!("{origin} {group}")).collect()
+        let mut groups = listed(headers, field);
+        if *field == GROUPS && self.0.surrogate_keys {
+            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
+            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+        }
+        groups.into_iter().map(|group| format!("{origin} {group}")).collect()
     }
+}
+
+/// Ends the responses of these keys and tags, at once. An error keeps none of the others.
+async fn end_all(
+    cache: &Cache<CachedResponse>,
+    keys: Vec<Key>,
+    tags: Vec<String>,
+) -> Result<(), Error> {
+    let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
+    let tags = join_all(tags.into_iter().map(|tag| cache.invalidate_tag(tag)));
+    let (keys, tags) = futures_util::join!(keys, tags);
+    keys.into_iter().map(|ended| ended.map(drop)).chain(tags).collect()
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.

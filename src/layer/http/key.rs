@@ -35,32 +35,28 @@ use crate::key::Key;
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
-    /// Returns the key of the resource of a request. It is the same for all values of the parts.
-    pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
-        self.key_with(parts, scheme(parts))
-    }
-
     /// Returns the keys of a resource, whether the target of a request names its scheme or not.
     pub(super) fn keys(&self, parts: &Parts) -> impl Iterator<Item = Key> {
         let schemes = ["", "http", "https", scheme(parts)];
-        schemes.into_iter().filter_map(|scheme| self.key_with(parts, scheme))
+        schemes.into_iter().filter_map(|scheme| self.key(parts, scheme))
     }
 
-    /// Returns the key of a resource if its target names this scheme. Returns `None` if the host is
-    /// not clear, if there is no path, or if even a digest is too long.
-    fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
+    /// Returns the key of a resource if its target names this scheme. It is the same for all values
+    /// of the parts. Returns `None` if the host is not clear, if there is no path, or if even a
+    /// digest is too long.
+    pub(super) fn key(&self, parts: &Parts, scheme: &str) -> Option<Key> {
         let settings = &self.0;
         let (verb, fields) = match settings.policy.coalesces {
             true => ("COALESCE", texts(parts, &settings.key_parts)?),
             false => ("GET", " *".repeat(settings.key_parts.len())),
         };
-        let (routed, original) = (path(&parts.uri)?, original(parts)?);
+        let [original, routed] = paths(parts)?;
         let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
         text[verb.len()..].make_ascii_lowercase();
         text.push_str(&fields);
         for path in [original, routed].into_iter().take(1 + usize::from(original != routed)) {
             text.push(' ');
-            text.push_str(&settings.query.apply(path.as_str()));
+            text.push_str(&settings.query.apply(path));
         }
         let limit = settings.cache.settings().max_key;
         let text = if text.len() > limit { digest(&text) } else { text };
@@ -103,30 +99,25 @@ pub(super) fn header_part(header: &str) -> KeyPart {
     })
 }
 
-/// Returns the path before `Router::nest` removed a prefix, for `/a/items` and `/b/items` differ.
-pub(super) fn original(parts: &Parts) -> Option<&PathAndQuery> {
+/// Returns the path with its query before `Router::nest` removed a prefix, for `/a/items` and
+/// `/b/items` differ, and the path behind that. Returns `None` for the `*` of an `OPTIONS`.
+pub(super) fn paths(parts: &Parts) -> Option<[&str; 2]> {
+    let original = &parts.uri;
     #[cfg(feature = "axum")]
-    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
-        return path(original);
-    }
-    path(&parts.uri)
+    let original = match parts.extensions.get::<axum::extract::OriginalUri>() {
+        Some(original) => &original.0,
+        None => original,
+    };
+    let [original, routed] = [original, &parts.uri].map(Uri::path_and_query);
+    let paths = [original?.as_str(), routed?.as_str()];
+    paths.iter().all(|path| path.starts_with('/')).then_some(paths)
 }
 
 /// Returns the scheme that an HTTP/1.1 request names in front of its host, which few do. Requests
 /// of HTTP/2 always name one, and must share with them.
-fn scheme(parts: &Parts) -> &str {
+pub(super) fn scheme(parts: &Parts) -> &str {
     let names_it = parts.version < Version::HTTP_2;
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
-}
-
-/// Returns whether the service may take the path of a request for another one than the key tells.
-pub(super) fn is_request_respelled(parts: &Parts) -> bool {
-    let paths = [parts.uri.path_and_query(), original(parts)];
-    paths.into_iter().flatten().any(is_respelled)
-}
-
-fn path(uri: &Uri) -> Option<&PathAndQuery> {
-    uri.path_and_query().filter(|path| path.as_str().starts_with('/'))
 }
 
 /// Returns the scheme and the host of a request, as its key begins. Returns `None` if the host is
@@ -140,25 +131,22 @@ pub(super) fn origin(parts: &Parts) -> Option<String> {
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 /// Returns `None` if it has an invalid character, or if there are two.
 fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
-    let normal = |host: &'a str| Some(normal_host(valid(host)?, scheme));
     let header = match parts.headers.contains_key(HOST) {
-        true => Some(normal(sole(&parts.headers, HOST)?.to_str().ok()?)?),
+        true => Some(sole(&parts.headers, HOST)?.to_str().ok()?),
         false => None,
     };
-    let authority = match parts.uri.authority() {
-        Some(host) => Some(normal(host.as_str())?),
-        None => None,
-    };
-    match (authority, header) {
-        // The inner service may read either, so neither alone decides its response.
-        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => None,
-        (authority, header) => Some(authority.or(header).unwrap_or_default()),
-    }
-}
-
-fn valid(host: &str) -> Option<&str> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
-    (!host.is_empty() && host.bytes().all(fits)).then_some(host)
+    let mut known: Option<&str> = None;
+    for host in [header, parts.uri.authority().map(Authority::as_str)].into_iter().flatten() {
+        let host = normal_host(host, scheme);
+        // The inner service may read either, so neither alone decides its response.
+        let is_other = known.is_some_and(|known| !known.eq_ignore_ascii_case(host));
+        if is_other || host.is_empty() || !host.bytes().all(fits) {
+            return None;
+        }
+        known = Some(host);
+    }
+    Some(known.unwrap_or_default())
 }
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
@@ -214,33 +202,29 @@ impl Query {
     pub(super) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
         let normal = normal(path_and_query);
         let Some((path, query)) = normal.split_once('?') else { return normal };
-        let query = self.counting(query);
-        match query.is_empty() && self.changes() {
+        let changes = self.sorts || !self.ignored.is_empty();
+        let query = if changes { self.counting(query).into() } else { Cow::from(query) };
+        match query.is_empty() && changes {
             true => path.to_owned().into(),
             false if self.hashes || query.len() > LONGEST => {
                 format!("{path}?#{}", hex(Sha256::digest(&*query))).into()
             }
-            false if self.changes() => format!("{path}?{query}").into(),
+            false if changes => format!("{path}?{query}").into(),
             false => normal,
         }
     }
 
-    fn changes(&self) -> bool {
-        self.sorts || !self.ignored.is_empty()
-    }
-
     /// Returns a query without the ignored parameters, in order if that is set.
-    fn counting<'a>(&self, query: &'a str) -> Cow<'a, str> {
-        if !self.changes() {
-            return query.into();
-        }
+    fn counting(&self, query: &str) -> String {
         let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
         let mut kept: Vec<_> = parameters.filter(|parameter| !self.ignores(parameter)).collect();
+        // Returns whether a parameter has the one name that it is sorted by, for every service.
+        let has_one_name = |it: &&str| !it.contains(';') && !name(it).contains('%');
         // Several values of one name stay in their order, which may matter.
-        if self.sorts && kept.iter().all(|parameter| has_one_name(parameter)) {
+        if self.sorts && kept.iter().all(has_one_name) {
             kept.sort_by_key(|parameter| name(parameter));
         }
-        kept.join("&").into()
+        kept.join("&")
     }
 
     /// Returns whether a parameter is ignored. One in which the service may read another parameter
@@ -255,9 +239,8 @@ impl Query {
     }
 }
 
-/// Returns whether a parameter has the one name that it is sorted by, for every service.
-fn has_one_name(parameter: &str) -> bool {
-    !parameter.contains(';') && !name(parameter).contains('%')
+fn name(parameter: &str) -> &str {
+    parameter.split_once('=').map_or(parameter, |(name, _)| name)
 }
 
 pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
@@ -269,13 +252,9 @@ pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
     digits
 }
 
-fn name(parameter: &str) -> &str {
-    parameter.split_once('=').map_or(parameter, |(name, _)| name)
-}
-
 /// Returns a part of a URI in normal form: no unreserved character is encoded, and encodings have
 /// capitals. Text with an invalid encoding stays as it is.
-pub(super) fn normal(text: &str) -> Cow<'_, str> {
+fn normal(text: &str) -> Cow<'_, str> {
     match text.contains('%') {
         true => decoded(text).map_or(text.into(), Cow::Owned),
         false => text.into(),
@@ -326,7 +305,7 @@ fn is_unreserved(byte: u8) -> bool {
 
 /// Returns a host without the port that its scheme has anyway. Without a scheme it stands for
 /// `http` and for `https`, as a key does.
-pub(super) fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
+fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
     let Some((name, port)) = host.rsplit_once(':') else { return host };
     let is_default = match port {
         "" => true,
@@ -341,43 +320,37 @@ pub(super) fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
 
 /// Returns whether the service may take a path and its query for another one than their normal form
 /// is. No segment of dots is removed from the key, because a service may not remove it either.
-pub(super) fn is_respelled(path: &PathAndQuery) -> bool {
-    let normal = normal(path.as_str());
-    let dots = |path: &str| path.split('/').any(|segment| matches!(segment, "." | ".."));
-    normal.len() != path.as_str().len() || normal.split('?').next().is_some_and(dots)
+pub(super) fn is_respelled(path: &str) -> bool {
+    let normal = normal(path);
+    let mut segments = normal.split('?').next().into_iter().flat_map(|path| path.split('/'));
+    normal.len() != path.len() || segments.any(|segment| matches!(segment, "." | ".."))
 }
 
-/// The place that a location names.
-pub(super) struct Located {
-    /// `None` if it is that of its request.
-    host: Option<Authority>,
-    pub(super) path: PathAndQuery,
-}
-
-impl Located {
-    /// Reads a path or a URL, and brings it into normal form. A reference that is relative to the
-    /// path of its request is rare, and is `None`.
-    pub(super) fn read(location: &str) -> Option<Self> {
-        let location = normal(location.split('#').next()?);
-        if location.starts_with('/') && !location.starts_with("//") {
-            return Some(Self { host: None, path: without_dots(&location).parse().ok()? });
-        }
-        // The request has the scheme, which may not be known here.
-        let scheme = if location.starts_with("//") { "http:" } else { "" };
-        let parts = format!("{scheme}{location}").parse::<Uri>().ok()?.into_parts();
-        let path = parts.path_and_query.as_ref().map_or("/", PathAndQuery::as_str);
-        let host = parts.scheme.and(parts.authority)?;
-        Some(Self { host: Some(host), path: without_dots(path).parse().ok()? })
+/// Parses a path or a URL that a header names, and brings it into normal form. A reference that is
+/// relative to the path of its request is rare, and is `None`.
+pub(super) fn parse_location(location: &str) -> Option<Uri> {
+    let location = normal(location.split('#').next()?);
+    if location.starts_with('/') && !location.starts_with("//") {
+        return without_dots(&location).parse().ok();
     }
+    // The request has the scheme, which may not be known here.
+    let scheme = if location.starts_with("//") { "http:" } else { "" };
+    let location: Uri = format!("{scheme}{location}").parse().ok()?;
+    location.scheme()?;
+    let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
+    let path = without_dots(path).parse().ok()?;
+    let mut parts = location.into_parts();
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).ok()
+}
 
-    /// Returns whether the place may be on the host of a request. Ports differ with the scheme, so
-    /// they do not count.
-    pub(super) fn is_on_host(&self, parts: &Parts) -> bool {
-        let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
-        match (&self.host, parts.uri.authority().cloned().or_else(named)) {
-            (Some(host), Some(own)) => host.host().eq_ignore_ascii_case(own.host()),
-            _ => true,
-        }
+/// Returns whether a location may be on the host of a request. Ports differ with the scheme, so
+/// they do not count.
+pub(super) fn is_on_host(location: &Uri, parts: &Parts) -> bool {
+    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
+    match (location.host(), parts.uri.authority().cloned().or_else(named)) {
+        (Some(host), Some(own)) => host.eq_ignore_ascii_case(own.host()),
+        _ => true,
     }
 }
 
@@ -388,17 +361,15 @@ fn without_dots(path_and_query: &str) -> String {
         None => (path_and_query, ""),
     };
     let mut kept = Vec::new();
-    let mut segments = path.split('/').skip(1).peekable();
-    while let Some(segment) = segments.next() {
-        let is_dots = matches!(segment, "." | "..");
-        if segment == ".." {
-            kept.pop();
-        } else if !is_dots {
-            kept.push(segment);
+    for segment in path.split('/').skip(1) {
+        match segment {
+            "." => {}
+            ".." => _ = kept.pop(),
+            _ => kept.push(segment),
         }
-        if is_dots && segments.peek().is_none() {
-            kept.push("");
-        }
+    }
+    if matches!(path.rsplit('/').next(), Some("." | "..")) {
+        kept.push("");
     }
     format!("/{}{query}", kept.join("/"))
 }

@@ -3,11 +3,12 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Response, request::Parts};
+use http::{HeaderMap, Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
-    key::{KeyPart, header_part},
+    cached::encoded_head_len,
+    key::{KeyPart, header_part, scheme},
     marks::Marks,
     service::error_response,
 };
@@ -233,7 +234,7 @@ impl BellwetherLayer<Http> {
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
     /// request.
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        self.mode.key(parts)
+        self.mode.key(parts, scheme(parts))
     }
 
     fn settings(&mut self) -> &mut HttpSettings {
@@ -270,6 +271,11 @@ pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
 impl HttpSettings {
+    /// Returns the most bytes of a body that are stored with these headers.
+    pub(super) fn most_of_body(&self, headers: &HeaderMap) -> u64 {
+        self.cache.settings().max_value.saturating_sub(encoded_head_len(headers)) as u64
+    }
+
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
             cache,

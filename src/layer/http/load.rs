@@ -9,19 +9,20 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
+use http::{Request, Response, StatusCode, response::Parts};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, ResponseBody,
+    BodyError, CachedResponse, Http, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, SharedBody},
-    cached::{ResponseHead, encoded_head_len},
+    cached::ResponseHead,
     fields::content_length,
+    invalidation::GROUPS,
     request::Question,
-    response::{Freshness, ResponseClass},
+    response::{Freshness, Unshared},
     status::Forward,
     unavailable::{failing, is_failure},
     validation::{add_validators, renewed},
@@ -68,16 +69,13 @@ pub(super) type RequestBody<B> = Arc<Mutex<Option<B>>>;
 ///
 /// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
 /// away.
-pub(super) async fn load<S, B>(
+pub(super) async fn load<B, S: InnerHttp<B>>(
     (http, place, question): (Http, Place, Arc<Question>),
     inner: S,
     body: RequestBody<B>,
     answer: oneshot::Sender<CallResult<S::Error>>,
     lead: Lead<CachedResponse>,
-) -> Result<Produced<CachedResponse>, Error>
-where
-    S: InnerHttp<B>,
-{
+) -> Result<Produced<CachedResponse>, Error> {
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker));
     }
@@ -120,7 +118,7 @@ impl ResponseLoad {
         if let Some(renewed) = renewed(&stale, answer.headers()) {
             return Ok(renewed.map(ResponseBody::whole));
         }
-        if stale.only_validates() {
+        if stale.head.only_validates {
             self.remove_stored().await;
         }
         Err(Error::new(ErrorKind::Load, "the inner service validated another response"))
@@ -133,48 +131,47 @@ impl ResponseLoad {
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let (parts, body) = response.into_parts();
-        let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
-        let variant = self.place.variant(&parts.headers, request, limit);
-        let class = match is_failure(parts.status) && self.lead.has_stand_in() {
+        let judged = match is_failure(parts.status) && self.lead.has_stand_in() {
             // The stored response stands in for it, whatever its lifetime.
-            true => ResponseClass::Failing,
-            false => self.http.classify(&self.question, self.begun.elapsed(), &parts, &body),
+            true => Err(Unshared::Failing),
+            false => self.http.judge(&self.question, self.begun.elapsed(), &parts, &body),
         };
-        match (class, variant) {
-            (ResponseClass::Shareable(freshness), Some(variant)) => {
+        let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
+        let shared = judged.and_then(|(freshness, names)| {
+            let variant = self.place.variant(names, request, limit);
+            Ok((freshness, variant.ok_or(Unshared::Uncacheable("vary"))?))
+        });
+        match shared {
+            Ok((freshness, variant)) => {
                 let (streamed, collector) = self.announce(parts, body, freshness, variant, answer);
                 self.collect(&streamed, collector).await
             }
-            (class, _) => Ok(self.land_alone(class, parts, body, answer).await),
+            Err(why) => Ok(self.land_alone(why, parts, body, answer).await),
         }
     }
 
     /// Returns what the flight lands with if its response is for the caller alone.
     async fn land_alone<E>(
         &self,
-        class: ResponseClass,
+        why: Unshared,
         parts: Parts,
         body: ResponseBody,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (forward, produced) = match class {
-            ResponseClass::Failing => {
-                let forward = Forward::of(self.place.is_variant(), self.lead.replaces());
+        let (place, marks) = (&self.place, &self.http.0.marks);
+        let (forward, produced) = match why {
+            Unshared::Failing => {
+                let forward = place.forward(self.lead.replaces());
                 (forward, failing(&self.question, &parts, &self.lead))
             }
-            ResponseClass::Reserved => {
-                self.mark(true);
+            Unshared::Reserved => {
+                marks.set(place.lasting_key(), true);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
             }
-            ResponseClass::Uncacheable(why) => {
-                self.mark(false);
+            Unshared::Uncacheable(why) => {
+                marks.set(place.lasting_key(), false);
                 (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
-            }
-            // Its `Vary` has no end.
-            ResponseClass::Shareable(_) => {
-                self.mark(false);
-                (Forward::Uncacheable(Some("vary")), Produced::Alone(Alone::Uncacheable))
             }
         };
         let response = Response::from_parts(parts, body);
@@ -182,44 +179,40 @@ impl ResponseLoad {
         produced
     }
 
-    /// Marks the key of the response, which is for its caller alone.
-    fn mark(&self, of_authorized: bool) {
-        self.http.0.marks.set(self.place.lasting_key(), of_authorized);
-    }
-
     /// Shares a response while its body arrives, with the caller that leads and with others.
     fn announce<E>(
         &self,
         parts: Parts,
         body: ResponseBody,
-        freshness: Freshness,
+        mut freshness: Freshness,
         variant: Option<Variant>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Collector) {
         let (settings, lead) = (&self.http.0, &self.lead);
         // The longest lifetime begins with the head, as the response's own does.
-        let freshness = freshness.capped(settings.cache.settings().options.windows.fresh);
+        let longest = settings.cache.settings().options.windows.fresh;
+        freshness.lifetime = freshness.lifetime.min(longest);
         let announced = content_length(&parts.headers).unwrap_or_default();
         let limits = BodyLimits {
-            size: self.http.most_of_body(&parts.headers),
+            size: settings.most_of_body(&parts.headers),
             total: settings.body_limit,
             finish_unread: !settings.cache.settings().cancels_abandoned,
         };
         let (body, collector) = SharedBody::new(body, announced, limits);
-        let forward = Forward::of(self.place.is_variant(), lead.replaces());
+        let forward = self.place.forward(lead.replaces());
         let head = ResponseHead::new(&parts, freshness.age, freshness.only_validates);
         let received = Instant::now();
         let streamed =
             Arc::new(StreamedResponse { head, body, variant, forward, received, freshness });
-        if let Some(response) = streamed.response(true) {
+        if let Ok(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
             let ttl = is_stored.then(|| i64::try_from(freshness.lifetime.as_secs()).ok());
             let (source, forward) = (lead.source(), &streamed.forward);
             let response = self.http.with_source(response, source, ttl.flatten(), forward);
             drop(answer.send(Ok(response)));
         }
-        let groups = self.http.groups(&self.question.head, &parts.headers);
-        groups.into_iter().for_each(|group| lead.tag(group));
+        let tags = self.http.tags(&self.question.head, &parts.headers, &GROUPS);
+        tags.into_iter().for_each(|tag| lead.tag(tag));
         lead.announce(streamed.clone());
         (streamed, collector)
     }
@@ -248,7 +241,7 @@ impl ResponseLoad {
             }
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status).await;
-                self.mark(false);
+                self.http.0.marks.set(self.place.lasting_key(), false);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
             Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
@@ -276,14 +269,6 @@ impl ResponseLoad {
     }
 }
 
-impl Http {
-    /// Returns the most bytes of a body that are stored with these headers.
-    pub(super) fn most_of_body(&self, headers: &HeaderMap) -> u64 {
-        let most = self.0.cache.settings().max_value;
-        most.saturating_sub(encoded_head_len(headers)) as u64
-    }
-}
-
 /// The head of a response that is shared while its body arrives, and the body as far as it has.
 pub(super) struct StreamedResponse {
     head: ResponseHead,
@@ -297,21 +282,20 @@ pub(super) struct StreamedResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the response for a caller, unless the body broke off. It is never too late for the
-    /// caller whose request it answers, which has the trailers, too.
-    pub(super) fn response(&self, is_own: bool) -> Option<Response<ResponseBody>> {
+    /// Returns the response for a caller. It is never too late for the caller whose request it
+    /// answers, which has the trailers, too.
+    ///
+    /// Fails with the error by which the body broke off in time, or with none if it is too late.
+    pub(super) fn response(
+        &self,
+        is_own: bool,
+    ) -> Result<Response<ResponseBody>, Option<BodyError>> {
         if !is_own && self.late().is_some() {
-            return None;
+            return Err(None);
         }
         let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
         let age = Some(age).filter(|age| *age > 0);
-        let reader = ResponseBody::shared(self.body.reader(is_own)?);
-        Some(self.head.clone().with_age(reader, age))
-    }
-
-    /// Returns whether the body broke off in time, so that its load has failed.
-    pub(super) fn is_broken(&self) -> bool {
-        self.late().is_none() && self.body.is_broken()
+        Ok(self.head.clone().with_age(self.body.reader(is_own)?, age))
     }
 
     /// Returns for how long the response is no longer fresh. It always is if it is for those only
@@ -324,7 +308,12 @@ impl StreamedResponse {
     /// Returns the whole response, and its freshness. Its lifetime began with its head.
     fn complete(&self, body: Bytes) -> (CachedResponse, Freshness) {
         let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
-        let response = CachedResponse::new(self.head.later(took, late), body);
-        (response, self.freshness.capped(self.freshness.lifetime.saturating_sub(took)))
+        let mut head = self.head.clone();
+        head.age = head.age.saturating_add(took.as_secs());
+        head.late = late.as_millis().try_into().unwrap_or(u32::MAX);
+        let response = CachedResponse { head: Arc::new(head), body };
+        let mut freshness = self.freshness;
+        freshness.lifetime = freshness.lifetime.saturating_sub(took);
+        (response, freshness)
     }
 }

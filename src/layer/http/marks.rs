@@ -40,9 +40,13 @@ impl Marks {
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
     /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        match self.of(key, false) {
+        let mark_of = |of_authorized: bool| {
+            let mark = self.by_key.get(&self.hasher.hash_one((key, of_authorized)));
+            mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
+        };
+        match mark_of(false) {
             Some(KeyMark { is_ended: false, .. }) => None,
-            _ if is_authorized && self.of(key, true).is_some() => None,
+            _ if is_authorized && mark_of(true).is_some() => None,
             Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
             None => Some(OnUncacheable::Pass),
         }
@@ -57,11 +61,6 @@ impl Marks {
     /// Ends the mark of a key, because an answer could be shared.
     pub(super) fn end(&self, key: &Key) {
         self.put(key, false, true);
-    }
-
-    fn of(&self, key: &Key, of_authorized: bool) -> Option<KeyMark> {
-        let mark = self.by_key.get(&self.hasher.hash_one((key, of_authorized)));
-        mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
     }
 
     fn put(&self, key: &Key, of_authorized: bool, is_ended: bool) {

@@ -57,13 +57,3 @@ use super::BellwetherLayer;
 /// [`BellwetherLayer::http`]: super::BellwetherLayer::http
 #[derive(Clone)]
 pub struct Http(Arc<HttpSettings>);
-
-#[cfg(test)]
-fn headers(lines: &[(&str, &str)]) -> http::HeaderMap {
-    let mut headers = http::HeaderMap::new();
-    for (name, value) in lines {
-        let name = http::HeaderName::from_bytes(name.as_bytes()).unwrap();
-        headers.append(name, http::HeaderValue::from_bytes(value.as_bytes()).unwrap());
-    }
-    headers
-}

@@ -29,7 +29,7 @@ use http::StatusCode;
 pub struct Policy {
     pub(super) is_rfc9111: bool,
     /// The statuses that may be shared, with the lifetime of those that name none.
-    statuses: HashMap<StatusCode, Duration>,
+    pub(super) statuses: HashMap<StatusCode, Duration>,
     /// A response goes only to the callers that wait for it.
     pub(super) coalesces: bool,
 }
@@ -70,9 +70,5 @@ impl Policy {
     pub fn coalesce_only(mut self) -> Self {
         self.coalesces = true;
         self
-    }
-
-    pub(super) fn lifetime_of(&self, status: StatusCode) -> Option<Duration> {
-        self.statuses.get(&status).copied()
     }
 }

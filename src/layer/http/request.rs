@@ -1,11 +1,9 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
-use std::time::Duration;
-
 use http::{
-    HeaderMap, HeaderName, Method, Request,
+    HeaderMap, HeaderName, HeaderValue, Method, Request,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
-    request,
+    request::Parts,
 };
 use http_body::Body;
 use tokio::time::Instant;
@@ -13,25 +11,22 @@ use tokio::time::Instant;
 use super::{
     Http,
     conditions::TERMS,
-    fields::{Directives, Scope, names_no_field, pragma},
+    fields::{Directives, names_no_field, pragma},
     header_names::{HeaderClass, classify},
-    key::{is_named, may_hold_another},
+    key::{is_named, is_respelled, may_hold_another, paths, scheme, texts},
     status::Forward,
+    variants::{KEY_LENGTH, Place},
 };
 
 /// The head of a request, as it came. Most ask for the whole response, as it is stored.
 #[derive(Clone)]
 pub(super) struct Question {
-    pub(super) head: request::Parts,
+    pub(super) head: Parts,
     /// When it came.
-    since: Instant,
+    pub(super) since: Instant,
 }
 
 impl Question {
-    pub(super) fn new(head: request::Parts) -> Self {
-        Self { head, since: Instant::now() }
-    }
-
     /// Returns the request for the whole response, which answers all that is asked.
     pub(super) fn for_all<B>(&self, body: B) -> Request<B> {
         let mut request = Request::from_parts(self.head.clone(), body);
@@ -49,22 +44,17 @@ impl Question {
     pub(super) fn is_authorized(&self) -> bool {
         self.head.headers.contains_key(AUTHORIZATION)
     }
-
-    /// Returns how long it has waited for its answer.
-    pub(super) fn waited(&self) -> Duration {
-        self.since.elapsed()
-    }
 }
 
 impl Http {
-    /// Checks that a request may receive the response to another request, if that may be shared.
-    pub(super) fn check(&self, parts: &request::Parts, body: &impl Body) -> Result<(), Forward> {
-        let coalesces = self.0.policy.coalesces;
+    /// Returns the place of a request that may receive the response to another request, if that may
+    /// be shared. Returns why any other one takes no part.
+    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<Place, Forward> {
+        let settings = &self.0;
+        let coalesces = settings.policy.coalesces;
         // If nothing is stored, the whole response would be fetched for each `HEAD` and condition.
-        match parts.method {
-            Method::GET => {}
-            Method::HEAD if !coalesces => {}
-            _ => return Err(Forward::Method),
+        if parts.method != Method::GET && (coalesces || parts.method != Method::HEAD) {
+            return Err(Forward::Method);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
             return Err(Forward::Body);
@@ -73,8 +63,17 @@ impl Http {
             true => coalesces,
             false => !self.permits(name, &parts.headers),
         };
-        let forbidden = parts.headers.keys().find(forbids);
-        forbidden.map_or(Ok(()), |name| Err(Forward::Header(name.clone())))
+        if let Some(name) = parts.headers.keys().find(forbids) {
+            return Err(Forward::Header(name.clone()));
+        }
+        let paths = paths(parts).filter(|paths| !paths.iter().any(|path| is_respelled(path)));
+        let key = paths.and_then(|_| self.key(parts, scheme(parts))).ok_or(Forward::Key)?;
+        let texts = match settings.key_parts.is_empty() || coalesces {
+            true => None,
+            false if settings.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
+            false => Some(texts(parts, &settings.key_parts).ok_or(Forward::Key)?),
+        };
+        Ok(Place::new(key, texts))
     }
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
@@ -86,9 +85,9 @@ impl Http {
             AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => are_ignored(&settings.ignored_cookies, headers),
             CONNECTION => names_no_field(headers),
-            CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
+            CACHE_CONTROL => Directives::parse(headers, name).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
-                !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
+                !is_refused && (accepts_no_cache || !wanted.no_cache)
             }),
             // Section 5.4: it does not count beside `Cache-Control`.
             PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
@@ -105,19 +104,15 @@ impl Http {
 }
 
 /// Returns whether all cookies of a request are ignored. One in which the service may read another
-/// cookie is not, such as `_ga=1, session=A`.
+/// cookie is not, such as `_ga=1, session=A`. One without a name has an empty one.
 fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
-    let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
-    cookies.all(|(name, value)| {
+    let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
+    let cookies = lines.flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
+    cookies.filter(|cookie| !cookie.is_empty()).all(|cookie| {
+        let end_of_name = cookie.iter().position(|byte| *byte == b'=').unwrap_or(0);
+        let (name, value) = cookie.split_at(end_of_name);
+        let value = value.strip_prefix(b"=").unwrap_or(value).trim_ascii();
+        let name = name.trim_ascii();
         is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value)
-    })
-}
-
-/// Returns the cookies in one line, each with its value. One without a name has an empty one.
-fn pairs(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
-    let pairs = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
-        let (name, value) = pair.split_at(pair.iter().position(|it| *it == b'=').unwrap_or(0));
-        (name.trim_ascii(), value.strip_prefix(b"=").unwrap_or(value).trim_ascii())
     })
 }

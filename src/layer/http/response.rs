@@ -7,13 +7,12 @@
 use std::time::{Duration, SystemTime};
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
-        CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES, LAST_MODIFIED, LOCATION,
-        ORIGIN, SET_COOKIE, TRAILER,
+        CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES, LAST_MODIFIED,
+        LOCATION, ORIGIN, SET_COOKIE, TRAILER,
     },
-    request,
     response::Parts,
     uri::PathAndQuery,
 };
@@ -21,163 +20,152 @@ use http_body::Body;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::{Directives, Scope, connection, content_length, date, pragma, seconds, vary},
-    key::{self, Located, Query},
+    fields::{Directives, content_length, date, listed, pragma, seconds, vary},
+    key::{is_on_host, parse_location, paths},
     layer::HttpSettings,
     request::Question,
-    validation::has_validator,
+    validation::VALIDATORS,
 };
 use crate::{
     backend::Windows,
     cache::{Lead, Request},
 };
 
-/// Returns whether a `Location` differs from the place of a request at most in the scheme and in
-/// parts of the query that are not in the key. A request for that other place may share the key,
-/// and would get the redirect again.
-fn redirects_to_itself(asked: &request::Parts, answer: &HeaderMap, query: &Query) -> bool {
-    let root = PathAndQuery::from_static("/");
-    let path = key::original(asked).unwrap_or(&root);
-    answer.get_all(LOCATION).iter().any(|location| {
-        // One that cannot be read may lead anywhere.
-        location.to_str().ok().and_then(Located::read).is_none_or(|located| {
-            located.is_on_host(asked)
-                && query.apply(located.path.as_str()) == query.apply(path.as_str())
-        })
-    })
-}
-
-/// The classes of responses, judged by their status and headers.
+/// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ResponseClass {
-    /// May be shared if its body is complete and within the limit.
-    Shareable(Freshness),
-    /// For its caller alone, for this reason. The next response will probably be so too.
+pub(super) enum Unshared {
+    /// For this reason, mostly the name of a header. The next response will probably be so too.
     Uncacheable(&'static str),
-    /// For its caller alone, whose request has credentials. Without them, it could be shared.
+    /// Its request has credentials. Without them, it could be shared.
     Reserved,
-    /// For its caller alone. It is an error, so the next response may be shareable.
+    /// It is an error, so the next response may be shareable.
     Failing,
 }
 
 /// Fields whose response belongs to one caller, whatever it says about caches.
-const PERSONAL: [HeaderName; 5] = [
-    SET_COOKIE,
+const PERSONAL: [HeaderName; 4] = [
     HeaderName::from_static("set-cookie2"),
     HeaderName::from_static("authentication-info"),
     HeaderName::from_static("clear-site-data"),
     TRAILER,
 ];
 
-/// A property of a response, or why it must not be shared: mostly the name of a header.
-type Verdict<T> = Result<T, &'static str>;
+/// How long a response may be shared, and the headers of a request that select it. It may be shared
+/// if its body is complete and within the limit.
+pub(super) type Shareable = (Freshness, Vec<HeaderName>);
 
 impl Http {
-    /// Classifies the response to a request, which `took` so long.
-    pub(super) fn classify(
+    /// Judges the response to a request, which `took` so long, by its status and its headers.
+    pub(super) fn judge(
         &self,
         question: &Question,
         took: Duration,
         parts: &Parts,
         body: &ResponseBody,
-    ) -> ResponseClass {
+    ) -> Result<Shareable, Unshared> {
         let is_error = parts.status.is_client_error() || parts.status.is_server_error();
-        match self.judge(question, took, parts, body) {
-            Ok(class) => class,
-            Err(_) if is_error => ResponseClass::Failing,
-            Err(why) => ResponseClass::Uncacheable(why),
+        let unshared = |why| if is_error { Unshared::Failing } else { Unshared::Uncacheable(why) };
+        let it = Judged::read(&self.0, parts).map_err(unshared)?;
+        let mut rules = it.rules(question, body).into_iter();
+        if let Some((why, _)) = rules.find(|(_, forbids)| *forbids) {
+            return Err(unshared(why));
         }
-    }
-
-    fn judge(
-        &self,
-        question: &Question,
-        took: Duration,
-        parts: &Parts,
-        body: &ResponseBody,
-    ) -> Verdict<ResponseClass> {
-        self.judge_framing(&parts.headers, body)?;
-        self.judge_fields(&parts.headers)?;
-        let directives = Directives::of_response(&parts.headers).ok_or("cache-control")?;
-        let it = Judged { settings: &self.0, parts, directives, received: SystemTime::now() };
-        it.judge_storable(question)?;
-        let freshness = it.freshness(took)?;
-        Ok(match it.is_for_all() || !question.is_authorized() {
-            true => ResponseClass::Shareable(freshness),
-            false => ResponseClass::Reserved,
-        })
-    }
-
-    /// Judges whether the body of a response may be kept.
-    fn judge_framing(&self, headers: &HeaderMap, body: &ResponseBody) -> Verdict<()> {
-        let most = self.most_of_body(headers);
-        let announced = content_length(headers).ok_or("content-length")?.unwrap_or_default();
-        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
-        if announced > 0 && is_empty {
-            return Err("body");
-        }
-        if announced.max(body.size_hint().lower()) > most {
-            return Err("size");
-        }
-        connection(headers).ok_or("connection")?;
-        if endless(headers) { Err("content-type") } else { Ok(()) }
-    }
-
-    /// Judges whether no field of a response ties it to its caller.
-    fn judge_fields(&self, headers: &HeaderMap) -> Verdict<()> {
-        let is_careful = !self.0.policy.is_rfc9111;
-        // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
-        let names = vary(headers).ok_or("vary")?;
-        match PERSONAL.iter().find(|name| headers.contains_key(*name)) {
-            Some(&SET_COOKIE) => Err("set-cookie"),
-            Some(_) => Err("personal"),
-            _ if !names.is_empty() && self.0.policy.coalesces => Err("vary"),
-            _ if !names.contains(&ORIGIN) && is_for_one_origin(headers) => Err("vary-origin"),
-            // Some clients cannot read the encoding.
-            _ if !names.contains(&ACCEPT_ENCODING) && headers.contains_key(CONTENT_ENCODING) => {
-                Err("vary-accept-encoding")
-            }
-            _ if is_careful && pragma(headers) => Err("pragma"),
-            _ if is_careful && headers.contains_key(CONTENT_RANGE) => Err("content-range"),
-            _ => Ok(()),
+        let freshness = it.freshness(took).ok_or_else(|| unshared("lifetime"))?;
+        match question.is_authorized() && !it.is_for_all() {
+            true => Err(Unshared::Reserved),
+            false => Ok((freshness, it.vary)),
         }
     }
 }
 
-/// A response whose fields permit to share it.
+/// A response that is judged.
 struct Judged<'a> {
     settings: &'a HttpSettings,
     parts: &'a Parts,
+    /// Its length, if its headers have it.
+    announced: Option<u64>,
+    vary: Vec<HeaderName>,
     directives: Directives,
     received: SystemTime,
 }
 
-impl Judged<'_> {
-    /// Judges whether the response may be stored at all (RFC 9111, section 3).
-    fn judge_storable(&self, question: &Question) -> Verdict<()> {
-        let (Parts { status, headers, .. }, it) = (self.parts, &self.directives);
-        let policy = &self.settings.policy;
-        let is_shared =
-            policy.is_rfc9111 || *status == StatusCode::OK || policy.lifetime_of(*status).is_some();
-        if !is_shared || matches!(status.as_u16(), ..200 | 206 | 304) {
-            return Err("status");
-        }
-        let query = &self.settings.query;
-        if status.is_redirection() && redirects_to_itself(&question.head, headers, query) {
-            return Err("location");
-        }
-        // Where the status is understood, `must-understand` takes the place of `no-store`, which is
-        // for caches that know only that one (RFC 9111, section 5.2.2.3).
-        let forbids_storing = match it.must_understand {
-            true if !is_understood(*status) => true,
-            true if policy.is_rfc9111 => false,
-            _ => it.no_store,
+impl<'a> Judged<'a> {
+    /// Reads the fields of a response. Returns the name of one that cannot be parsed.
+    fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
+        let headers = &parts.headers;
+        listed(headers, &CONNECTION).ok_or("connection")?;
+        Ok(Self {
+            settings,
+            parts,
+            announced: content_length(headers).ok_or("content-length")?,
+            // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
+            vary: vary(headers).ok_or("vary")?,
+            directives: Directives::of_response(headers).ok_or("cache-control")?,
+            received: SystemTime::now(),
+        })
+    }
+
+    /// Returns the rules that forbid to share a response, and whether each does so here.
+    fn rules(&self, question: &Question, body: &ResponseBody) -> [(&'static str, bool); 13] {
+        let (policy, &Parts { status, ref headers, .. }) = (&self.settings.policy, self.parts);
+        let has = |name: &HeaderName| headers.contains_key(name);
+        let ignores = |name: HeaderName| !self.vary.contains(&name);
+        let is_careful = !policy.is_rfc9111;
+        let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
+        let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);
+        let announced = self.announced.unwrap_or_default();
+        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        let most = self.settings.most_of_body(headers);
+        [
+            ("body", announced > 0 && is_empty),
+            ("size", announced.max(body.size_hint().lower()) > most),
+            ("content-type", is_endless(headers)),
+            ("set-cookie", has(&SET_COOKIE)),
+            ("personal", PERSONAL.iter().any(has)),
+            ("vary", policy.coalesces && !self.vary.is_empty()),
+            ("vary-origin", ignores(ORIGIN) && is_for_one_origin(headers)),
+            // Some clients cannot read the encoding.
+            ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
+            ("pragma", is_careful && pragma(headers)),
+            ("content-range", is_careful && has(&CONTENT_RANGE)),
+            ("status", is_unknown || (is_careful && is_unnamed)),
+            ("location", self.redirects_to_itself(question)),
+            ("cache-control", self.forbids_storing()),
+        ]
+    }
+
+    /// Returns whether a redirect differs from the place of its request at most in the scheme and
+    /// in parts of the query that are not in the key. A request for that other place may share the
+    /// key, and would get the redirect again.
+    fn redirects_to_itself(&self, question: &Question) -> bool {
+        let Parts { status, headers, .. } = self.parts;
+        let (asked, query) = (&question.head, &self.settings.query);
+        let own = paths(asked).map_or("/", |[original, _]| original);
+        let is_itself = |location: Uri| {
+            let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
+            is_on_host(&location, asked) && query.apply(path) == query.apply(own)
         };
-        let is_private = match policy.is_rfc9111 {
-            true => it.no_cache.covers(headers) || it.private.covers(headers),
-            false => it.malformed || it.no_cache != Scope::Nothing || it.private != Scope::Nothing,
-        };
-        if forbids_storing || is_private { Err("cache-control") } else { Ok(()) }
+        status.is_redirection()
+            && headers.get_all(LOCATION).iter().any(|location| {
+                // One that cannot be read may lead anywhere.
+                location.to_str().ok().and_then(parse_location).is_none_or(is_itself)
+            })
+    }
+
+    /// Returns whether the directives forbid to store the response (RFC 9111, section 3).
+    fn forbids_storing(&self) -> bool {
+        let (it, status) = (&self.directives, self.parts.status);
+        let is_understood =
+            is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307);
+        if it.restricts || (it.must_understand && !is_understood) {
+            return true;
+        }
+        match self.settings.policy.is_rfc9111 {
+            // Where the status is understood, `must-understand` takes the place of `no-store`,
+            // which is for caches that know only that one (RFC 9111, section 5.2.2.3).
+            true => it.no_store && !it.must_understand,
+            false => it.no_store || it.malformed || it.no_cache || it.private,
+        }
     }
 
     /// Returns whether the response is not for the credentials of its request alone (RFC 9111,
@@ -188,46 +176,63 @@ impl Judged<'_> {
     }
 
     /// Returns how long the response may be shared: by those that wait for it, and beyond.
-    fn freshness(&self, took: Duration) -> Verdict<Freshness> {
+    fn freshness(&self, took: Duration) -> Option<Freshness> {
         let age = age(&self.parts.headers, self.received, took);
         let (lifetime, policy) = (self.lifetime(), &self.settings.policy);
-        // Requests to a careful layer have nothing of their users.
-        if policy.coalesces && (!policy.is_rfc9111 || lifetime.is_some()) {
-            return Ok(Freshness::new(Duration::ZERO, age));
+        if policy.coalesces {
+            // Requests to a careful layer have nothing of their users.
+            let is_shared = !policy.is_rfc9111 || lifetime.is_some();
+            return is_shared.then(|| Freshness { age, ..Freshness::default() });
         }
-        let left = lifetime.and_then(|lifetime| lifetime.checked_sub(Duration::from_secs(age)));
-        let left = left.filter(|left| !left.is_zero() && !policy.coalesces).ok_or("lifetime")?;
-        Ok(self.windows(Freshness::new(left, age)))
+        let left = lifetime?.checked_sub(Duration::from_secs(age))?;
+        (!left.is_zero()).then(|| self.windows(left, age))
     }
 
-    /// Returns how long the response is fresh from its origin on.
+    /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness
+    /// is stale.
     fn lifetime(&self) -> Option<Duration> {
+        let (it, headers) = (&self.directives, &self.parts.headers);
         let is_careful = !self.settings.policy.is_rfc9111;
-        if is_careful && self.directives.max_age == Some(0) {
+        if is_careful && it.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
-        // The clock of this process may be wrong.
-        let received = Some(self.received).filter(|_| !is_careful);
-        named(&self.directives, &self.parts.headers, received).or_else(|| self.unnamed_lifetime())
+        if let Some(seconds) = it.s_maxage.or(it.max_age) {
+            return Some(Duration::from_secs(seconds));
+        }
+        if it.is_targeted || !headers.contains_key(EXPIRES) {
+            return self.unnamed_lifetime();
+        }
+        // The clock of this process may be wrong, so the careful policy wants a date.
+        let sent = date(headers, DATE).or(Some(self.received).filter(|_| !is_careful));
+        let expires = date(headers, EXPIRES).zip(sent);
+        let left = expires.and_then(|(expires, sent)| expires.duration_since(sent).ok());
+        Some(left.unwrap_or_default())
     }
 
+    /// Returns the lifetime of a response that names none: that of its status, the default one, or
+    /// by RFC 9111 a tenth of the time since its last change (section 4.2.2).
     fn unnamed_lifetime(&self) -> Option<Duration> {
         let (status, policy) = (self.parts.status, &self.settings.policy);
         let default = self.settings.default_lifetime.filter(|_| status == StatusCode::OK);
         let is_heuristic =
             policy.is_rfc9111 && (is_heuristically_cacheable(status) || self.directives.public);
-        let heuristic = || heuristic(&self.parts.headers, self.received).filter(|_| is_heuristic);
-        let lifetime = policy.lifetime_of(status).or(default).or_else(heuristic);
+        let heuristic = || {
+            let changed = date(&self.parts.headers, LAST_MODIFIED).filter(|_| is_heuristic)?;
+            let sent = date(&self.parts.headers, DATE).unwrap_or(self.received);
+            Some((sent.duration_since(changed).ok()? / 10).min(HEURISTIC_LIMIT))
+        };
+        let lifetime = policy.statuses.get(&status).copied().or(default).or_else(heuristic);
         lifetime.filter(|lifetime| !lifetime.is_zero())
     }
 
-    /// Adds what the response is good for when it is no longer fresh.
-    fn windows(&self, fresh: Freshness) -> Freshness {
+    /// Returns the freshness of a response with this lifetime and age, which is good for something
+    /// when it is no longer fresh, too.
+    fn windows(&self, lifetime: Duration, age: u64) -> Freshness {
         let (it, limit) = (&self.directives, self.settings.max_stale);
         let windows = self.settings.cache.settings().options.windows;
         let window = |named: Option<u64>, setting: Duration| match named {
-            _ if it.revalidates() => Duration::ZERO,
+            _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
             Some(seconds) => Duration::from_secs(seconds).min(limit),
             // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
             None if it.s_maxage.is_some() => Duration::ZERO,
@@ -237,17 +242,11 @@ impl Judged<'_> {
         let if_error = window(it.stale_if_error, windows.error);
         let validation = self.settings.kept_for_validation;
         let only_validates = while_revalidate.max(if_error).is_zero()
-            && !validation.is_zero()
-            && has_validator(self.parts);
+            && self.parts.status == StatusCode::OK
+            && VALIDATORS.iter().any(|name| self.parts.headers.contains_key(name));
         let kept = if only_validates { validation } else { if_error };
-        Freshness { while_revalidate, kept, only_validates, ..fresh }
+        Freshness { lifetime, while_revalidate, kept, only_validates, age }
     }
-}
-
-/// Returns whether the rules of a status are known here (RFC 9111, section 3). The rules of `206`
-/// and `304` are not.
-fn is_understood(status: StatusCode) -> bool {
-    is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
 }
 
 /// RFC 9110, section 15.1.
@@ -262,7 +261,7 @@ fn is_for_one_origin(headers: &HeaderMap) -> bool {
 }
 
 /// Returns whether the content type is one of streams without an end.
-fn endless(headers: &HeaderMap) -> bool {
+fn is_endless(headers: &HeaderMap) -> bool {
     let streams = |line: &HeaderValue| {
         let line = line.as_bytes().to_ascii_lowercase();
         let kind = line.trim_ascii_start();
@@ -272,7 +271,7 @@ fn endless(headers: &HeaderMap) -> bool {
 }
 
 /// How long a response may be shared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Freshness {
     /// The remaining time. Zero if only those may have it that wait for it.
     pub(super) lifetime: Duration,
@@ -286,16 +285,6 @@ pub(super) struct Freshness {
 }
 
 impl Freshness {
-    fn new(lifetime: Duration, age: u64) -> Self {
-        let (while_revalidate, kept) = (Duration::ZERO, Duration::ZERO);
-        Self { lifetime, while_revalidate, kept, only_validates: false, age }
-    }
-
-    /// Returns the same freshness with a lifetime of this at most.
-    pub(super) fn capped(self, cap: Duration) -> Self {
-        Self { lifetime: self.lifetime.min(cap), ..self }
-    }
-
     /// Sets how long a response is kept that is stored without a load.
     pub(super) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
         request
@@ -314,33 +303,8 @@ impl Freshness {
     }
 }
 
-/// Returns the lifetime that a response names, from its origin on (section 4.2.1). Invalid
-/// freshness is stale, and so is an `Expires` without a `Date` if the time of receipt is `None`.
-fn named(
-    directives: &Directives,
-    headers: &HeaderMap,
-    received: Option<SystemTime>,
-) -> Option<Duration> {
-    if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
-        return Some(Duration::from_secs(seconds));
-    }
-    if directives.is_targeted || !headers.contains_key(EXPIRES) {
-        return None;
-    }
-    let expires = date(headers, EXPIRES).zip(date(headers, DATE).or(received));
-    let left = expires.and_then(|(expires, from)| expires.duration_since(from).ok());
-    Some(left.unwrap_or_default())
-}
-
 /// The longest lifetime by a heuristic.
 const HEURISTIC_LIMIT: Duration = Duration::from_secs(86_400);
-
-/// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
-fn heuristic(headers: &HeaderMap, received: SystemTime) -> Option<Duration> {
-    let changed = date(headers, LAST_MODIFIED)?;
-    let sent = date(headers, DATE).unwrap_or(received);
-    Some((sent.duration_since(changed).ok()? / 10).min(HEURISTIC_LIMIT))
-}
 
 /// Returns the age of a response at its arrival, in seconds (section 4.2.3).
 ///

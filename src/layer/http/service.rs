@@ -10,7 +10,6 @@ use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
-    request,
 };
 use http_body::Body;
 use tokio::{
@@ -20,12 +19,12 @@ use tokio::{
 use tower_service::Service;
 
 use super::{
-    CachedResponse, Http, InnerServiceError, ResponseBody, key,
+    CachedResponse, Http, InnerServiceError, ResponseBody,
+    cached::was_stored,
     load::{CallResult, InnerHttp, RequestBody, StreamedResponse, load},
     request::Question,
-    response::ResponseClass,
-    status::Forward,
-    variants::{KEY_LENGTH, Marker, Place},
+    status::{Forward, ttl},
+    variants::{MARK, Marker, Place},
 };
 use crate::{
     cache::{Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
@@ -54,12 +53,12 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (http, inner) = (self.mode.clone(), self.inner.clone());
         let (head, body) = request.into_parts();
-        let question = Arc::new(Question::new(head));
+        let question = Arc::new(Question { head, since: Instant::now() });
         match http.admit(&question.head, &body) {
             Ok(place) => Box::pin(share(http, place, question, body, inner)),
             Err(why) => Box::pin(async move {
-                match http.purged(&question.head) {
-                    Some(purged) => Ok(http.purge(purged).await),
+                match http.purge(&question.head).await {
+                    Some(response) => Ok(response),
                     None => http.pass(None, question, body, inner, why).await,
                 }
             }),
@@ -68,52 +67,16 @@ where
 }
 
 impl Http {
-    /// Returns the place of a request that takes part.
-    fn admit(&self, parts: &request::Parts, body: &impl Body) -> Result<Place, Forward> {
-        self.check(parts, body)?;
-        let key = self.key(parts).filter(|_| !key::is_request_respelled(parts));
-        let key = key.ok_or(Forward::Key)?;
-        let texts = match self.0.key_parts.is_empty() || self.0.policy.coalesces {
-            true => None,
-            false if self.0.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
-            false => Some(key::texts(parts, &self.0.key_parts).ok_or(Forward::Key)?),
-        };
-        Ok(Place::new(key, texts))
-    }
-
     /// Calls the inner service as if the layer were not there. An answer that could be shared
     /// ends the mark of its place.
-    pub(super) async fn pass<S, B>(
+    pub(super) async fn pass<B, S: InnerHttp<B>>(
         &self,
         place: Option<&Place>,
         question: Arc<Question>,
         body: B,
         inner: S,
         why: Forward,
-    ) -> CallResult<S::Error>
-    where
-        S: InnerHttp<B>,
-    {
-        self.count(&why);
-        let is_kept = place.is_some() || !question.head.method.is_safe();
-        let kept = is_kept.then(|| question.clone());
-        let begun = Instant::now();
-        let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
-        let (parts, body) = inner.send(request).await?.into_parts();
-        if let Some(question) = kept {
-            let class = || self.classify(&question, begun.elapsed(), &parts, &body);
-            match place {
-                None => self.invalidate(&question.head, parts.status, &parts.headers).await,
-                Some(place) if matches!(class(), ResponseClass::Shareable(_)) => {
-                    self.0.marks.end(place.lasting_key());
-                }
-                Some(_) => {}
-            }
-        }
-        Ok(self.explained(Response::from_parts(parts, body), || why))
-    }
-
-    fn count(&self, why: &Forward) {
+    ) -> CallResult<S::Error> {
         let counters = self.0.cache.counters();
         counters.passed.add();
         match why {
@@ -122,6 +85,20 @@ impl Http {
             Forward::Full => counters.passed_overloaded.add(),
             _ => {}
         }
+        let is_kept = place.is_some() || !question.head.method.is_safe();
+        let kept = is_kept.then(|| question.clone());
+        let begun = Instant::now();
+        let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
+        let (parts, body) = inner.send(request).await?.into_parts();
+        if let Some(question) = kept {
+            let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
+            match place {
+                None => self.invalidate(&question.head, parts.status, &parts.headers).await,
+                Some(place) if is_shareable() => self.0.marks.end(place.lasting_key()),
+                Some(_) => {}
+            }
+        }
+        Ok(self.explained(Response::from_parts(parts, body), || why))
     }
 }
 
@@ -134,10 +111,9 @@ enum Settled<B, E> {
     Done(CallResult<E>),
     /// The request selects a response below this marker.
     Varies(B, Marker),
-    /// It may share the response of the next flight. If it cannot, it goes on alone.
-    Retry(B),
-    /// The response that it came to broke off. It tries again, and fails in the end.
-    Broken(B),
+    /// It may share the response of the next flight. If it cannot, it fails with this error, or
+    /// goes on alone.
+    Retry(B, Option<Error>),
     /// It goes on alone.
     Alone(B, Forward),
     /// Its load has failed.
@@ -145,63 +121,52 @@ enum Settled<B, E> {
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<S, B>(
+async fn share<B: Send + 'static, S: InnerHttp<B>>(
     http: Http,
     mut place: Place,
     question: Arc<Question>,
     body: B,
     inner: S,
-) -> CallResult<S::Error>
-where
-    S: InnerHttp<B>,
-    B: Send + 'static,
-{
+) -> CallResult<S::Error> {
     // Boxes hold the futures that a hit does not need, so its own future stays small.
     let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
     let mut tries = TRIES;
     loop {
-        let (body, why) = match settled {
+        let (body, alone) = match settled {
             Settled::Done(response) => return response.map(|shared| question.answer(shared)),
             Settled::Varies(body, marker) => {
                 place = place.below(&marker, &question.head.headers);
                 (body, None)
             }
-            Settled::Retry(body) | Settled::Broken(body) if tries > 0 => {
+            Settled::Retry(body, _) if tries > 0 => {
                 tries -= 1;
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
                 (body, None)
             }
-            Settled::Broken(_) => {
+            Settled::Retry(_, Some(error)) => {
                 http.0.cache.counters().failed.add();
-                let error = Error::new(ErrorKind::Load, "the body of the response broke off");
                 return Ok(http.failed(&question, &error));
             }
             Settled::Failed(error) => return Ok(http.failed(&question, &error)),
-            Settled::Retry(body) => (body, Some(Forward::Uncacheable(None))),
+            Settled::Retry(body, None) => (body, Some(Forward::Uncacheable(None))),
             Settled::Alone(body, why) => (body, Some(why)),
         };
-        match why {
-            Some(why) => {
-                return Box::pin(http.pass(Some(&place), question, body, inner, why)).await;
-            }
-            None => settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await,
+        if let Some(why) = alone {
+            return Box::pin(http.pass(Some(&place), question, body, inner, why)).await;
         }
+        settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await;
     }
 }
 
 /// Joins the flight of a place. Its leader calls the inner service.
-async fn fly<S, B>(
+async fn fly<B: Send + 'static, S: InnerHttp<B>>(
     http: &Http,
     place: &Place,
     question: &Arc<Question>,
     body: B,
     inner: S,
-) -> Settled<B, S::Error>
-where
-    S: InnerHttp<B>,
-    B: Send + 'static,
-{
+) -> Settled<B, S::Error> {
     let settings = &http.0;
     let on_uncacheable =
         settings.marks.on_uncacheable(place.lasting_key(), question.is_authorized());
@@ -229,8 +194,8 @@ where
         // The body is left alone then. Its request may belong to a refresh that has begun, and a
         // stale response stands in for the answer of an origin that fails.
         Ok(FlightResult::Loaded(loaded))
-            if !Marker::is(&loaded.value)
-                && CachedResponse::is_in_time(&loaded, || question.waited()) =>
+            if loaded.value.head.status != MARK
+                && CachedResponse::is_in_time(&loaded, question.since) =>
         {
             Settled::Done(Ok(http.replay(place, loaded)))
         }
@@ -259,7 +224,7 @@ impl Http {
             (Ok(ended), Some(body)) => (ended, body),
             // The caller has led. Its answer is there, or the flight goes on without the caller.
             _ => {
-                source.into_iter().for_each(|source| self.served(source));
+                source.into_iter().for_each(|source| self.0.cache.counters().served(source));
                 let answer = match answer {
                     Err(TryRecvError::Empty) => own.await.ok(),
                     answer => answer.ok(),
@@ -273,11 +238,11 @@ impl Http {
             FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
                 Some(marker) => Settled::Varies(body, marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
-                None => Settled::Retry(body),
+                None => Settled::Retry(body, None),
             },
             FlightResult::Head(head, source) => self.follow(question, &head, source, body),
             FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => {
-                Settled::Retry(body)
+                Settled::Retry(body, None)
             }
             FlightResult::Alone(Alone::Full) => Settled::Alone(body, Forward::Full),
             FlightResult::Alone(_) => Settled::Alone(body, Forward::Uncacheable(None)),
@@ -300,28 +265,30 @@ impl Http {
             return Settled::Varies(body, marker.clone());
         }
         match streamed.response(false) {
-            Some(response) => {
-                self.served(source);
+            Ok(response) => {
+                self.0.cache.counters().served(source);
                 let forward = &streamed.forward;
                 Settled::Done(Ok(self.with_source(response, Source::Followed, None, forward)))
             }
-            None if streamed.is_broken() => Settled::Broken(body),
-            None => Settled::Alone(body, Forward::Uncacheable(None)),
+            Err(Some(broken)) => {
+                let words = "the body of the response broke off";
+                Settled::Retry(body, Some(Error::with_source(ErrorKind::Load, words, broken)))
+            }
+            Err(None) => Settled::Alone(body, Forward::Uncacheable(None)),
         }
     }
 
-    /// Counts a caller that is served a response. It is not counted for a marker on the way to it.
-    fn served(&self, source: Source) {
-        self.0.cache.counters().served(source);
-    }
-
-    /// Returns the answer that a stored response gives.
+    /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
-        let source = loaded.source();
-        self.served(source);
-        let ttl = if self.0.tells_status { super::status::ttl(&loaded) } else { None };
-        let response = CachedResponse::replay(loaded).map(ResponseBody::whole);
-        self.with_source(response, source, ttl, &Forward::of(place.is_variant(), false))
+        let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
+        self.0.cache.counters().served(source);
+        let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
+        let has_age = was_stored(&loaded) || loaded.value.head.age > 0;
+        let CachedResponse { head, body } = loaded.value;
+        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
+        // A hit has the only reference to what it decoded.
+        let response = Arc::unwrap_or_clone(head).with_age(ResponseBody::whole(body), age);
+        self.with_source(response, source, ttl, &place.forward(false))
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.

@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderName, HeaderValue, Response};
 
-use super::{CachedResponse, Http};
+use super::{CachedResponse, Http, ResponseBody};
 use crate::cache::{Loaded, Source};
 
 /// Why a request is sent to the inner service, or is answered without the cache.
@@ -33,17 +33,6 @@ pub(super) enum Forward {
     Full,
     /// The layer answers itself, because the key backs off.
     BackingOff,
-}
-
-impl Forward {
-    /// Returns why a request is sent that wants a variant or the one response of a resource.
-    pub(super) fn of(is_variant: bool, is_stale: bool) -> Self {
-        match is_stale {
-            true => Self::Stale,
-            false if is_variant => Self::VaryMiss,
-            false => Self::Miss,
-        }
-    }
 }
 
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
@@ -93,13 +82,13 @@ fn parameters(source: Source, ttl: Option<i64>, miss: &Forward) -> String {
 impl Http {
     /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
     /// the header.
-    pub(super) fn with_source<B>(
+    pub(super) fn with_source(
         &self,
-        response: Response<B>,
+        response: Response<ResponseBody>,
         source: Source,
         ttl: Option<i64>,
         forward: &Forward,
-    ) -> Response<B> {
+    ) -> Response<ResponseBody> {
         let counters = self.0.cache.counters();
         match forward {
             _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
@@ -111,11 +100,11 @@ impl Http {
     }
 
     /// Adds the header, if that was asked for.
-    pub(super) fn explained<B, T: Display>(
+    pub(super) fn explained<T: Display>(
         &self,
-        mut response: Response<B>,
+        mut response: Response<ResponseBody>,
         parameters: impl FnOnce() -> T,
-    ) -> Response<B> {
+    ) -> Response<ResponseBody> {
         if self.0.tells_status
             && let Ok(value) = HeaderValue::try_from(format!("bellwether; {}", parameters()))
         {

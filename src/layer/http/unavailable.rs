@@ -51,7 +51,7 @@ pub(super) fn failing(
         return Produced::Alone(Alone::Reserved);
     }
     let words = "the inner service failed";
-    let failure = InnerServiceError::new(status);
+    let failure = InnerServiceError { status };
     Produced::Failing(Error::with_source(ErrorKind::Load, words, failure))
 }
 
@@ -76,10 +76,6 @@ pub struct InnerServiceError {
 }
 
 impl InnerServiceError {
-    pub(super) fn new(status: StatusCode) -> Self {
-        Self { status }
-    }
-
     /// Returns the status of the response: `500`, `502`, `503` or `504`.
     pub fn status(&self) -> StatusCode {
         self.status
@@ -105,7 +101,7 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
 
     fn decode(&self, mut bytes: Bytes) -> Result<InnerServiceError, BoxError> {
         match StatusCode::from_u16(bytes.try_get_u16()?)? {
-            status if is_failure(status) => Ok(InnerServiceError::new(status)),
+            status if is_failure(status) => Ok(InnerServiceError { status }),
             status => Err(format!("{status} is no failure").into()),
         }
     }
@@ -114,32 +110,12 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layer::http::headers;
-
-    #[test]
-    fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
-        let (sent, later) = ("Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:29 GMT");
-        for (fields, expected) in [
-            (&[][..], None),
-            (&[("retry-after", "7")], Some(7)),
-            (&[("retry-after", "0")], None),
-            (&[("retry-after", "-7")], None),
-            (&[("retry-after", "soon")], None),
-            (&[("retry-after", "7"), ("retry-after", "7")], None),
-            (&[("retry-after", later), ("date", sent)], Some(9)),
-            (&[("retry-after", sent), ("date", later)], None),
-            (&[("retry-after", later)], None),
-        ] {
-            let expected = expected.map(Duration::from_secs);
-            assert_eq!(retry_after(&headers(fields)), expected, "{fields:?}");
-        }
-    }
 
     #[test]
     fn only_the_status_of_a_failure_is_decoded() {
         let decode = |bytes: Vec<u8>| InnerServiceErrorCodec.decode(bytes.into());
         for status in [500, 502, 503, 504] {
-            let error = InnerServiceError::new(StatusCode::from_u16(status).unwrap());
+            let error = InnerServiceError { status: StatusCode::from_u16(status).unwrap() };
             let bytes = InnerServiceErrorCodec.encode(&error).unwrap();
             assert_eq!(decode(bytes.to_vec()).unwrap(), error);
         }

@@ -9,17 +9,13 @@ use http::{
         CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, IF_MODIFIED_SINCE,
         IF_NONE_MATCH, LAST_MODIFIED,
     },
-    response::Parts,
 };
 
 use super::{CachedResponse, conditions::opaque, fields::strip};
 use crate::cache::Lead;
 
-/// Returns whether the service can validate a response.
-pub(super) fn has_validator(parts: &Parts) -> bool {
-    parts.status == StatusCode::OK
-        && [ETAG, LAST_MODIFIED].iter().any(|name| parts.headers.contains_key(name))
-}
+/// Fields by which the service can validate a `200`.
+pub(super) const VALIDATORS: [HeaderName; 2] = [ETAG, LAST_MODIFIED];
 
 /// Fields that describe the stored bytes, or the `304`.
 const OF_BYTES: [HeaderName; 5] = [
@@ -38,7 +34,7 @@ pub(super) fn add_validators(
 ) -> Option<CachedResponse> {
     let stale = lead.stale()?.value;
     let mut is_conditional = false;
-    for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
+    for (validator, condition) in VALIDATORS.into_iter().zip([IF_NONE_MATCH, IF_MODIFIED_SINCE]) {
         let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
         if let Some(value) = value {
             request.insert(condition, value.clone());
@@ -76,42 +72,4 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
     }
     headers.extend(newer);
     headers
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layer::http::headers;
-
-    #[test]
-    fn new_headers_replace_all_lines_of_the_stored_ones() {
-        let stored = headers(&[
-            ("x", "1"),
-            ("x", "2"),
-            ("y", "1"),
-            ("content-length", "5"),
-            ("content-encoding", "br"),
-            ("content-md5", "1"),
-        ]);
-        let newer = headers(&[
-            ("x", "3"),
-            ("z", "1"),
-            ("z", "2"),
-            ("content-length", "0"),
-            ("content-encoding", "gzip"),
-            ("content-md5", "0"),
-            ("connection", "a"),
-            ("a", "1"),
-        ]);
-        let expected = headers(&[
-            ("x", "3"),
-            ("y", "1"),
-            ("z", "1"),
-            ("z", "2"),
-            ("content-length", "5"),
-            ("content-encoding", "br"),
-            ("content-md5", "1"),
-        ]);
-        assert_eq!(update(&stored, &newer), expected);
-    }
 }

@@ -16,11 +16,11 @@
 //! in an outage it is remembered. It is never stored, because an invalidation in another process
 //! does not end this generation.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{ACCEPT_ENCODING, ETAG, VARY},
 };
 use sha2::{Digest, Sha256};
@@ -28,7 +28,7 @@ use tracing::debug;
 
 use super::{
     CachedResponse, Http, cached::ResponseHead, conditions::TERMS, fields::vary, key::hex,
-    response::Freshness,
+    response::Freshness, status::Forward,
 };
 use crate::{
     backend::Windows,
@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The status of a marker. No response has it.
-const MARK: StatusCode = StatusCode::CONTINUE;
+pub(super) const MARK: StatusCode = StatusCode::CONTINUE;
 
 /// How long a marker is kept at least. What is stored below it is lost with it.
 const MARKER_LIFE: Duration = Duration::from_secs(86_400);
@@ -64,28 +64,22 @@ impl Marker {
         Self { generation: uuid::Uuid::new_v4().simple().to_string(), names }
     }
 
-    /// Returns whether an entry is a marker.
-    pub(super) fn is(entry: &CachedResponse) -> bool {
-        entry.status() == MARK
-    }
-
     /// Returns the marker that an entry is, or `None` if the entry is a response.
     pub(super) fn of(entry: &CachedResponse) -> Option<Self> {
-        if !Self::is(entry) {
-            return None;
-        }
-        let generation = entry.headers().get(ETAG)?.to_str().ok()?.to_owned();
-        Some(Self { generation, names: vary(entry.headers())? })
+        let headers = Some(entry.headers()).filter(|_| entry.status() == MARK)?;
+        let generation = headers.get(ETAG)?.to_str().ok()?.to_owned();
+        Some(Self { generation, names: vary(headers)? })
     }
 
     fn entry(&self) -> Option<CachedResponse> {
-        let (mut parts, ()) = Response::new(()).into_parts();
-        parts.status = MARK;
-        parts.headers.insert(ETAG, HeaderValue::from_str(&self.generation).ok()?);
+        let mut headers = HeaderMap::new();
+        headers.insert(ETAG, HeaderValue::from_str(&self.generation).ok()?);
         for name in &self.names {
-            parts.headers.append(VARY, HeaderValue::from_str(name.as_str()).ok()?);
+            headers.append(VARY, name.clone().into());
         }
-        Some(CachedResponse::new(ResponseHead::new(&parts, 0, false), Bytes::new()))
+        let (status, age, only_validates, late) = (MARK, 0, false, 0);
+        let head = ResponseHead { status, headers, age, only_validates, late };
+        Some(CachedResponse { head: Arc::new(head), body: Bytes::new() })
     }
 }
 
@@ -151,23 +145,27 @@ impl Place {
         self.lasting.as_ref().unwrap_or(&self.key)
     }
 
-    pub(super) fn is_variant(&self) -> bool {
-        !self.names.is_empty()
+    /// Returns why a request for this place is sent to the service.
+    pub(super) fn forward(&self, is_stale: bool) -> Forward {
+        match is_stale {
+            true => Forward::Stale,
+            false if self.names.is_empty() => Forward::Miss,
+            false => Forward::VaryMiss,
+        }
     }
 
     /// Returns the variant that a response is which the flight of this place has loaded, or `None`
-    /// in it if the response belongs to this place.
+    /// in it if the response belongs to this place. `names` are those of its `Vary`.
     ///
     /// Returns `None` if the response belongs nowhere, because its `Vary` has no end, or a key is
     /// too long.
     pub(super) fn variant(
         &self,
-        response: &HeaderMap,
+        mut names: Vec<HeaderName>,
         request: &HeaderMap,
         key_limit: usize,
     ) -> Option<Option<Variant>> {
-        let names: Vec<_> =
-            vary(response)?.into_iter().filter(|name| !self.names.contains(name)).collect();
+        names.retain(|name| !self.names.contains(name));
         if names.is_empty() {
             return Some(None);
         }

@@ -8,6 +8,7 @@ mod freshness;
 mod generations;
 mod groups;
 mod grpc;
+mod header_names;
 mod keys;
 mod local;
 mod middlewares;

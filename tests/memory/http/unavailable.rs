@@ -191,6 +191,29 @@ async fn the_service_is_not_called_before_its_retry_after() {
 
 /// Each process does without the others what all of them do together.
 #[tokio::test(start_paused = true)]
+async fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
+    let (sent, later) = ("Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:29 GMT");
+    let of_the_layer = "1";
+    for (fields, expected) in [
+        (&[][..], of_the_layer),
+        (&[("retry-after", "7")], "7"),
+        (&[("retry-after", "0")], of_the_layer),
+        (&[("retry-after", "-7")], of_the_layer),
+        (&[("retry-after", "soon")], of_the_layer),
+        (&[("retry-after", "7"), ("retry-after", "7")], of_the_layer),
+        (&[("retry-after", later), ("date", sent)], "9"),
+        (&[("retry-after", sent), ("date", later)], of_the_layer),
+        (&[("retry-after", later)], of_the_layer),
+    ] {
+        let headers = fields.to_vec();
+        let service = layer().layer(origin(move |_, _| reply(503, &headers, "refused")).0);
+        ask(&service, get("/")).await;
+        let refused = ask(&service, get("/")).await;
+        assert_eq!(refused.headers["retry-after"], expected, "{fields:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_without_its_backend_leaves_the_service_alone() {
     let (inner, calls) = origin(|_, _| refusal(503));
     let faulty = Faulty::new(|_| Some(Fault::Refuse));

@@ -206,6 +206,37 @@ async fn a_response_is_kept_for_validation_by_option_and_with_a_validator() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn new_headers_replace_all_lines_of_the_stored_ones() {
+    let (etag, vary) = (("etag", "\"v\""), ("vary", "accept-encoding"));
+    let life = ("cache-control", "max-age=1");
+    let (inner, calls) = origin(move |call, _| match call {
+        1 => {
+            let about_bytes = [("content-encoding", "br"), ("content-md5", "1")];
+            let old = [etag, vary, life, ("x", "1"), ("x", "2"), ("y", "1")];
+            reply(200, &[&old[..], &about_bytes].concat(), "whole")
+        }
+        _ => {
+            let about_bytes = [("content-encoding", "gzip"), ("content-md5", "0")];
+            let new = [etag, life, ("x", "3"), ("z", "1"), ("z", "2")];
+            let of_connection = [("connection", "a"), ("a", "1")];
+            reply(304, &[&new[..], &about_bytes, &of_connection].concat(), "")
+        }
+    });
+    let service = silent_layer().layer(inner);
+    ask(&service, get("/")).await;
+    sleep(2 * SECOND).await;
+    let answer = ask(&service, get("/")).await;
+    assert_eq!((answer.status, answer.text(), calls.count()), (StatusCode::OK, "whole", 2));
+    let lines = |name: &str| {
+        let lines = answer.headers.get_all(name).iter();
+        lines.map(|line| line.to_str().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((lines("x"), lines("y"), lines("z").len()), (vec!["3"], vec!["1"], 2));
+    assert_eq!((lines("content-encoding"), lines("content-md5")), (vec!["br"], vec!["1"]));
+    assert!(lines("connection").is_empty() && lines("a").is_empty());
+}
+
 /// The `Date` of the stored response stayed, so the renewed one was too old at once. Each later
 /// request was passed on.
 #[tokio::test(start_paused = true)]

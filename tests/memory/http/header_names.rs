@@ -1,0 +1,85 @@
+//! What the name of a request's header says.
+
+use super::prelude::*;
+
+/// Asserts whether requests with one of these headers share: as it is, and if it is ignored.
+async fn all_are(names: &str, shares: [bool; 2]) {
+    for name in names.split_whitespace() {
+        for (layer, shares) in [layer(), layer().ignore_headers([name])].into_iter().zip(shares) {
+            let service = layer.cache_status().layer(numbered().0);
+            ask(&service, get("/")).await;
+            let answer = ask(&service, get_with(&[(name, "1")])).await;
+            let status = answer.headers["cache-status"].to_str().unwrap();
+            let expected = if shares { "bellwether; hit" } else { "bellwether; fwd=bypass" };
+            assert!(status.starts_with(expected), "{name}: {status}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_of_credentials_and_of_their_bearers_are_found_in_any_part_of_a_name() {
+    let names = "x-api-key x-apikey apikey x-auth-request-email x-amz-security-token \
+                 x-amzn-mtls-clientcert x-forwarded-client-cert x-forwarded-user \
+                 x-goog-iap-jwt-assertion x-ms-client-principal x-csrftoken x-xsrf session \
+                 x-session-id x-userid x-user user signature x-hub-signature tenant \
+                 x-tenant-id client_secret dpop identity cookie2 x-user-agent-token \
+                 x-scope-orgid x-organization x-forwarded-email x-forwarded-groups \
+                 remote-email remote-groups x-ssl-client-s-dn x-role x-customer-id \
+                 x-consumer-id x-subject x-impersonate x-on-behalf-of";
+    all_are(names, [false, true]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn words_of_a_name_tell_tenants_persons_and_proofs() {
+    let names = "x-workspace x-workspace-id x_workspace_id workspaceid x-project \
+                 x-project-name openai-project x-team x-team-slug x-merchant-id x-merchantid \
+                 store x-store-id x-realm x-org x-company-id x-vault-namespace x-site-id \
+                 x-client-id x-device-id x-deviceid x-visitor-uuid x-uid x-member x-members \
+                 x-member-id x-claims client-dn x-client-cn x-client-verify x-ticket x-hmac \
+                 x-content-hmac-sha256 x-otp x-mfa-code x-pin x-sid phpsessid x-msisdn \
+                 x-permissions x-employee-id";
+    all_are(names, [false, true]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_browsers_and_proxies_are_harmless() {
+    let names = "sec-fetch-site sec-fetch-storage-access sec-ch-ua-model sec-ch-ua-arch \
+                 sec-ch-ua-form-factors sec-ch-device-memory sec-ch-viewport-width \
+                 device-memory viewport-width dpr ect rtt downlink purpose x-purpose x-moz \
+                 early-data service-worker service-worker-navigation-preload alt-used \
+                 available-dictionary dictionary-id upgrade-insecure-requests dnt traceparent \
+                 x-request-id x-request-start x-queue-start x-forwarded-proto x-forwarded-ssl \
+                 x-forwarded-scheme x-forwarded-server x-original-host x-original-proto \
+                 x-original-forwarded-for x-envoy-external-address x-envoy-peer-metadata-id \
+                 x-envoy-decorator-operation x-client-ip client-ip true-client-ip \
+                 x-cluster-client-ip x-azure-clientip x-azure-ref x-azure-fdid x-arr-log-id \
+                 x-arr-ssl x-site-deployment-id was-default-hostname disguised-host \
+                 max-forwards cf-visitor cf-connecting-ipv6 cf-ew-via cf-worker x-vercel-id \
+                 x-vercel-ip-country x-vercel-deployment-url x-nf-request-id \
+                 x-nf-client-connection-ip fly-region fly-request-id x-akamai-edgescape \
+                 akamai-origin-hop x-appengine-country x-appengine-citylatlong x-wap-profile \
+                 uber-trace-id sentry-trace elastic-apm-traceparent newrelic hx-request \
+                 hx-current-url hx-target hx-trigger-name next-url next-router-state-tree rsc \
+                 turbo-frame x-pjax-container x-inertia-version x-inertia-partial-data \
+                 x-up-target content-digest want-digest from range user-agent x-user-agent \
+                 x-original-user-agent sec-fetch-user sec-ch-ua-full-version-list \
+                 sec-ch-prefers-color-scheme sec-gpc sec-purpose save-data keep-alive \
+                 x-requested-with x-correlation-id x-amzn-trace-id x-amz-cf-id \
+                 x-cloud-trace-context x-envoy-attempt-count x-envoy-expected-rq-timeout-ms \
+                 x-forwarded-prefix x-b3-traceid x-datadog-sampling-priority cf-connecting-ip \
+                 cf-ipcountry cf-ray cdn-loop cloudfront-viewer-country fly-client-ip baggage \
+                 b3";
+    all_are(names, [true, true]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_that_change_the_request_are_forbidden() {
+    let names = "x-http-method-override x-method-override x-http-method x-http-verb x-method \
+                 x-original-method x-forwarded-method x-host-override x-original-url \
+                 x-original-uri x-originaluri x_original_uri x-original-path x-forwarded-uri \
+                 x-forwarded-path x-forwarded-url x-envoy-original-path x-rewrite-url \
+                 x-rewrite-uri x-rewritten-path x-request-uri x-requested-url x-real-uri \
+                 x-raw-url x-proxy-url x-invoke-path x-matched-path x-invoke-query x-url \
+                 x-path if-something-new authorization";
+    all_are(names, [false, false]).await;
+}
