@@ -2,6 +2,8 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused, so each edge is exact.
 
+use futures_util::join;
+
 use crate::{origin::*, prelude::*};
 
 const STALE: Duration = Duration::from_secs(2);

@@ -62,6 +62,10 @@ fn partial(
     asked: &HeaderMap,
 ) -> ResponseBody {
     parts.status = StatusCode::PARTIAL_CONTENT;
+    // They are digests of the whole.
+    for digest in ["content-md5", "content-digest"] {
+        parts.headers.remove(digest);
+    }
     // The caller has the rest of the headers (RFC 9110, section 15.3.7).
     if asked.contains_key(IF_RANGE) {
         strip_representation(&mut parts.headers);

@@ -1,9 +1,8 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4), and a
 //! `PURGE` those that it names.
 //!
-//! Groups of responses (RFC 9875) are tags of the cache. A group belongs to its origin, so its tag
-//! begins with that: `<scheme> <host> <group>`. Neither of the first two has a space. A surrogate
-//! key is a group by another name.
+//! Groups of responses (RFC 9875) are tags of the cache. A group belongs to its host, so its tag
+//! begins with that: `<host> <group>`. A surrogate key is a group by another name.
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -37,9 +36,15 @@ fn located(parts: &Parts, location: &str) -> Option<Parts> {
     let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
         None => path,
         Some(original) => {
-            let prefix = original.path().strip_suffix(parts.uri.path())?;
-            let routed = path.as_str().strip_prefix(prefix).filter(|rest| rest.starts_with('/'))?;
-            let routed = routed.parse().ok()?;
+            // The route `/` is the prefix itself, without a slash behind it.
+            let (all, routed) = (original.path(), parts.uri.path());
+            let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
+            let rest = path.as_str().strip_prefix(prefix)?;
+            let routed = match rest.as_bytes().first() {
+                Some(b'/') => rest.parse().ok()?,
+                None | Some(b'?') => format!("/{rest}").parse().ok()?,
+                Some(_) => return None,
+            };
             parts.extensions.insert(axum::extract::OriginalUri(path.into()));
             routed
         }
@@ -128,7 +133,7 @@ impl Http {
         keys
     }
 
-    /// Returns the tags of the groups that a field names, of the origin of a request. There are
+    /// Returns the tags of the groups that a field names, of the host of a request. There are
     /// none if the cache has no tags, or if the host is not clear.
     pub(super) fn tags(
         &self,
@@ -139,13 +144,13 @@ impl Http {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
-        let Some(origin) = key::origin(parts) else { return Vec::new() };
+        let Some(host) = key::host_of_groups(parts) else { return Vec::new() };
         let mut groups = listed(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
             groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
         }
-        groups.into_iter().map(|group| format!("{origin} {group}")).collect()
+        groups.into_iter().map(|group| format!("{host} {group}")).collect()
     }
 }
 

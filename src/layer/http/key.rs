@@ -120,12 +120,10 @@ pub(super) fn scheme(parts: &Parts) -> &str {
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
-/// Returns the scheme and the host of a request, as its key begins. Returns `None` if the host is
-/// not clear.
-pub(super) fn origin(parts: &Parts) -> Option<String> {
-    let scheme = scheme(parts);
-    let host = host(parts, scheme)?;
-    Some(format!("{scheme} {host}").to_ascii_lowercase())
+/// Returns the host of a request, whose groups its responses are in. The form of a target is no part
+/// of that, so there is no scheme. Returns `None` if the host is not clear.
+pub(super) fn host_of_groups(parts: &Parts) -> Option<String> {
+    Some(host(parts, scheme(parts))?.to_ascii_lowercase())
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.

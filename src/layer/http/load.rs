@@ -253,9 +253,12 @@ impl ResponseLoad {
     }
 
     /// Removes the stored response, if an answer with this status says that it is of no use. One
-    /// that is no failure does so (RFC 9111, section 4.3.3).
+    /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
+    /// the moment.
     async fn end_stored(&self, status: StatusCode) {
-        if self.lead.replaces() && !status.is_server_error() && status != StatusCode::NOT_MODIFIED {
+        let says_nothing =
+            status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
+        if self.lead.replaces() && !says_nothing && !self.question.is_authorized() {
             self.remove_stored().await;
         }
     }

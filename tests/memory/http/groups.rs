@@ -138,6 +138,9 @@ async fn two_origins_never_end_each_others_groups() {
     }
     end(&service, "SHOP:80", r#""a""#).await;
     assert!(!is_stored(&service, "/a").await, "the same origin in another spelling");
+    page(&service, "http://shop/b", r#""b""#).await;
+    end(&service, "shop", r#""b""#).await;
+    assert!(!is_stored(&service, "http://shop/b").await, "the same origin in another form");
 }
 
 /// Section 2.2.1: to end a response need not end the others of its groups, and does not here.

@@ -397,11 +397,17 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
         (403, &[("cache-control", "no-store")]),
         (404, &[("cache-control", "no-store")]),
         (410, &[("cache-control", "private")]),
-        (429, &[("retry-after", "1")]),
         (451, &[("cache-control", "no-store")]),
     ];
-    const STAYS: &[Head] =
-        &[(500, &[]), (501, &[("cache-control", "no-cache")]), (502, &[]), (503, &[]), (504, &[])];
+    const STAYS: &[Head] = &[
+        (408, &[]),
+        (429, &[("retry-after", "1")]),
+        (500, &[]),
+        (501, &[("cache-control", "no-cache")]),
+        (502, &[]),
+        (503, &[]),
+        (504, &[]),
+    ];
     for window in ["stale-while-revalidate=600", "stale-if-error=600"] {
         for policy in [Policy::default(), Policy::rfc9111()] {
             let heads = ENDS.iter().map(|head| (head, true));
@@ -437,6 +443,26 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
                 }
             }
         }
+    }
+}
+
+/// A caller with any `Authorization` ended what was to stand in for failures for all others.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_one_user_ends_nothing_for_the_others() {
+    for status in [200, 304, 401] {
+        let (inner, _) = origin(move |call, _| match call {
+            1 => {
+                let control = ("cache-control", "max-age=10, stale-if-error=600");
+                reply(200, &[control, ("etag", "\"v\"")], "for all")
+            }
+            2 => reply(status, &[("cache-control", "max-age=10")], "for one"),
+            _ => reply(503, &[], ""),
+        });
+        let service = silent_layer().policy(Policy::rfc9111()).layer(inner);
+        ask(&service, get("/")).await;
+        sleep(11 * SECOND).await;
+        ask(&service, request("GET", "/", &[("authorization", "Basic eDp5")])).await;
+        assert_eq!(ask(&service, get("/")).await.text(), "for all", "{status}");
     }
 }
 

@@ -242,6 +242,36 @@ async fn a_write_in_a_nested_router_ends_its_location() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_write_ends_the_page_at_the_root_of_its_nested_router() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let answer = |State(calls): State<Arc<AtomicUsize>>| async move {
+        calls.fetch_add(1, Ordering::SeqCst).to_string()
+    };
+    let moved = || async { (StatusCode::SEE_OTHER, [("location", "/items")], "") };
+    let sorted = || async { (StatusCode::SEE_OTHER, [("location", "/items?by=age")], "") };
+    let created = || async { (StatusCode::CREATED, [("location", "/items/2")], "") };
+    let items = Router::new()
+        .route("/", route(answer).post(created).delete(sorted))
+        .route("/{id}", route(answer).delete(moved));
+    let app = Router::new().nest("/items", items.layer(layer())).with_state(calls.clone());
+    let ask = async |method: &str, path: &str| {
+        app.clone().oneshot(of_shop(method, path)).await.unwrap();
+        calls.load(Ordering::SeqCst)
+    };
+    let writes = [
+        ("DELETE", "/items/1", "/items"),
+        ("POST", "/items", "/items/2"),
+        ("DELETE", "/items", "/items?by=age"),
+    ];
+    for (method, path, location) in writes {
+        let asked = ask("GET", location).await;
+        assert_eq!(ask("GET", location).await, asked);
+        ask(method, path).await;
+        assert_eq!(ask("GET", location).await, asked + 1, "{method} {path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_purge_needs_the_permission_of_the_user() {
     let (inner, calls) = origin(|call, request| {
         let status = if request.method() == "PURGE" { 405 } else { 200 };
