@@ -41,8 +41,8 @@ pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The flights of one cache, one for each key and what its callers accept, in a striped hash table. No lock of it is
-/// held over an await.
+/// The flights of one cache, one for each key and what its callers accept, in a striped hash table.
+/// No lock of it is held over an await.
 ///
 /// A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
 /// it for its removal. The hash is seeded for each process.

@@ -52,8 +52,8 @@ impl Engine {
         &self.janitor.backend
     }
 
-    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error it
-    /// asks twice more: the mark may be set, and no other claim may set it again.
+    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
+    /// it asks twice more: the mark may be set, and no other claim may set it again.
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
         let (backend, mut pauses) = (self.backend().as_ref(), Pauses::default());
         for _ in 0..2 {

@@ -406,7 +406,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
     for (family, others) in [
         ("caches", &["getrange", "setrange", "rename", "append"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),
-        ("locks", &["hset", "hmget", "hdel", "unlink"]),
+        ("locks", &["hset", "hmget", "unlink"]),
     ] {
         let all = rule(family);
         raw.set_user("all", &all).await;

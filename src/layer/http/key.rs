@@ -120,8 +120,8 @@ pub(super) fn scheme(parts: &Parts) -> &str {
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
-/// Returns the host of a request, whose groups its responses are in. The form of a target is no part
-/// of that, so there is no scheme. Returns `None` if the host is not clear.
+/// Returns the host of a request, in whose groups its responses are. The form of a target is no
+/// part of that, so there is no scheme. Returns `None` if the host is not clear.
 pub(super) fn host_of_groups(parts: &Parts) -> Option<String> {
     Some(host(parts, scheme(parts))?.to_ascii_lowercase())
 }

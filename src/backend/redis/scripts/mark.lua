@@ -12,7 +12,7 @@ local last, by = string.match(before, '^(%d+):?(%x*)$')
 local is_same = last == tick and (step == 'done' or by == owner or step == 'again' and by ~= '')
 local is_set = is_held_by(lease, owner) and (not last or tick > last or is_same)
 if is_set then
-  keep(mark, life_ms)
+  if step == 'done' then keep(mark, life_ms) end
   redis.call('SET', mark, step == 'done' and tick or tick .. ':' .. owner, 'PX', life_ms)
 end
 return {is_set and 1 or 0, last and before or '', time_text()}

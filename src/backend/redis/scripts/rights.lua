@@ -27,8 +27,7 @@ if type(written) == 'table' and string.find(written.err or '', 'syntax error', 1
 end
 local missing = try('SET 3 GET 1 PTTL 1 EXISTS 1 PEXPIRE 2 TIME 0 ' .. push .. ' 2')
 local caches, may_cache = try('GETRANGE 3 SETRANGE 3 RENAME 2 APPEND 2')
-local locks, may_lock =
-  try('ZADD 3 ZREM 2 ZSCORE 2 ZRANGE 3 ZCOUNT 3 HSET 3 HMGET 2 HDEL 2 UNLINK 1')
+local locks, may_lock = try('ZADD 3 ZREM 2 ZSCORE 2 ZRANGE 3 ZCOUNT 3 HSET 3 HMGET 2 UNLINK 1')
 if may_cache or not may_lock then missing = missing .. caches end
 if may_lock or not may_cache then missing = missing .. locks end
 redis.pcall('PEXPIRE', key, 1000)
