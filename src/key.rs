@@ -230,6 +230,7 @@ impl Name {
     }
 
     /// Returns the namespace and the family, as the prefix begins.
+    #[cfg(feature = "redis")]
     pub(crate) fn scope(&self) -> &str {
         // A namespace has no brace.
         self.prefix.split('{').next().unwrap_or_default()

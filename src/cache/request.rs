@@ -237,8 +237,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if let Some(loaded) = core.local(key.as_str(), options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
-            let takes_heads = options.sharing.takes_heads;
-            let accepted = (options.rules.stale, options.rules.error);
+            let (takes_heads, accepted) = (options.sharing.takes_heads, options.rules.accepted());
             let patience = options
                 .serve_stale_after
                 .map(|limit| Box::new((after(Instant::now(), limit), options.rules)));
