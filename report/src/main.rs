@@ -120,7 +120,7 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
     let is_figure = |figure: &f64| figure.is_finite() && *figure > 0.0;
     let has_figures = |row: &&Row| {
         [row.here, row.there].iter().all(is_figure)
-            && row.parts.len() > 1
+            && !row.parts.is_empty()
             && row.parts.iter().all(is_figure)
     };
     match rows.iter().find(|row| !has_figures(row)) {
