@@ -188,7 +188,8 @@ async fn no_copy_is_older_than_the_bound_while_connections_break() {
     };
     let (local, (), ()) = tokio::join!(read_and_write(&here, &there, 4_000 * MS), cuts, kills);
     println!("{local} local reads");
-    assert!(local > 100, "{local}");
+    // With none, this would show nothing.
+    assert!(local > 20, "{local}");
 }
 
 /// A network that swallows all that this process sends and gets, for five seconds.
