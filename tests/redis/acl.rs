@@ -65,7 +65,7 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
     let caches = backends.map(|backend| {
         let cache = Cache::<String>::builder(backend, "shop");
         // Without the right to publish, the other process waits for the end of this lease.
-        cache.lease(3000 * MS).build().unwrap()
+        cache.lease(4000 * MS).build().unwrap()
     });
     let begun = Arc::new(Notify::new());
     let slow = |cache: &Cache<String>, word: &'static str| {
@@ -75,7 +75,7 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
             // The lease is renewed meanwhile, and all others have begun to wait.
             tokio::select! {
                 () = lead.lost() => Err(BoxError::from("the lease was lost")),
-                () = sleep(4000 * MS) => Ok(word.to_owned()),
+                () = sleep(5000 * MS) => Ok(word.to_owned()),
             }
         })
     };
