@@ -260,8 +260,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// A later caller of a load does not read the cache: it loads for itself without a lease, and
     /// gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry still work.
     /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
-    /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. Refreshes in the
-    /// background are cancelled at once.
+    /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. A [`Load`] that its
+    /// caller still holds is waited for no longer. Refreshes in the background are cancelled at
+    /// once.
     ///
     /// # Cancel safety
     ///

@@ -38,7 +38,7 @@ pub(super) struct Record {
 impl Record {
     pub(super) fn of(entry: &Entry) -> Self {
         let fence = NonZeroU64::new(entry.fence);
-        // If the backend has not told the age, its clock and that of this process are compared.
+        // If the backend has not told the age, its clock and the clock here are compared.
         let by_clocks = || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             now.saturating_sub(Duration::from_micros(entry.stored_at))

@@ -64,7 +64,7 @@ pub(crate) struct Limits {
     pub(crate) in_all: usize,
 }
 
-/// The longest stale window and the longest error window that a caller accepts. Callers who differ
+/// The longest stale window and the longest error window that a caller accepts. Callers that differ
 /// in them have flights of their own, because one of them would wait where the other does not.
 pub(crate) type Accepted = (Duration, Duration);
 

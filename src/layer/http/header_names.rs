@@ -1,4 +1,4 @@
-//! What the name of a request's header says: whether it is harmless, a credential, or forbidden.
+//! Classifies a request's header by its name: harmless, a credential, or forbidden.
 
 /// The meaning of a header's name for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub(super) enum HeaderClass {
 #[rustfmt::skip]
 pub(super) fn classify(name: &str) -> HeaderClass {
     match name {
-        // What ordinary browsers and proxies send. A list is faster than the search below.
+        // Ordinary browsers and proxies send these. A list is faster than the search below.
         "host" | "accept" | "user-agent" | "accept-encoding" | "accept-language" | "connection"
         | "cache-control" | "cookie" | "referer" | "origin" | "dnt" | "te" | "via" | "priority"
         | "forwarded" | "traceparent" | "tracestate" | "upgrade-insecure-requests"

@@ -1,4 +1,4 @@
-//! What the name of a request's header says.
+//! The names of headers by which a request is shared or not.
 
 use super::prelude::*;
 

@@ -31,7 +31,7 @@ impl Link {
             reply => reply,
         };
         match (first, reply) {
-            // The failure of the first command is the reason for that of the script.
+            // If the script fails as well, the failure of the first command says why.
             (Some(reason), Err(CommandFailure { retry: None, .. })) => Err(reason),
             (_, reply) => reply,
         }
