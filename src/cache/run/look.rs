@@ -4,7 +4,6 @@
 use std::{
     convert::Infallible,
     ops::ControlFlow::{self, Break, Continue},
-    pin::pin,
     time::Duration,
 };
 
@@ -26,7 +25,7 @@ use crate::{
         read::Decision,
         settings::OnUncacheable,
     },
-    error::{BackendError, Error},
+    error::BackendError,
     flight::Epoch,
     lease::{Acquisition, Waiting, Woken},
 };
@@ -34,7 +33,7 @@ use crate::{
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Asks the backend for the entry, unless a call for many keys has done so.
     pub(super) async fn look(&self, held: &mut Held<V>) -> Step<V> {
-        let options = self.asked.options();
+        let options = &self.asked.options;
         if let Some(seen) = options.batch.as_ref().and_then(|member| member.missed) {
             // If there is an entry by now, the claim returns it.
             return Step::Claim { seen };
@@ -48,15 +47,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match (self.asked.stored(&options.rules).await, self.start) {
             // The load needs a lease with a greater fence, whatever there is.
             (decision, RunStart::Supersede(seen)) => {
-                if let Decision::Refresh(_, previous) | Decision::Old(previous) = decision {
+                if let Decision::Served(_, Some(previous)) | Decision::Old(previous) = decision {
                     held.previous = Some((previous, epoch));
                 }
                 Step::Claim { seen }
             }
-            (Decision::Served(loaded), _) => Step::Land(FlightEnd::found(loaded, epoch)),
-            (Decision::Refresh(loaded, previous), _) => {
-                let end = FlightEnd::found(loaded, epoch);
-                Step::Land(FlightEnd { refresh: Some(previous), ..end })
+            (Decision::Served(loaded, refresh), _) => {
+                Step::Land(FlightEnd { refresh, ..FlightEnd::found(loaded, epoch) })
             }
             (decision, _) => self.decided(decision, epoch, held),
         }
@@ -76,7 +73,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows a decision about an entry of another process.
     fn decided(&self, decision: Decision<V>, epoch: Epoch, held: &mut Held<V>) -> Step<V> {
         match decision {
-            Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
+            Decision::Served(loaded, _) => {
                 let loaded = Loaded { source: Source::Received, ..loaded };
                 Step::Land(FlightEnd::found(loaded, epoch))
             }
@@ -94,7 +91,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
-            Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
+            Decision::Uncacheable { seen } => match self.asked.options.sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadUnleased,
                 OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
                 OnUncacheable::Claim => Step::Claim { seen },
@@ -108,12 +105,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
         let outage = shard.breaker.outage().filter(|_| matches!(self.start, RunStart::Look));
-        let (epoch, rules) = (self.begin_epoch(), &self.asked.options().rules);
+        let (epoch, rules) = (self.begin_epoch(), &self.asked.options.rules);
         match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
             }
-            Some(Decision::Served(loaded)) => {
+            Some(Decision::Served(loaded, _)) => {
                 return Step::Land(FlightEnd::found(loaded, epoch));
             }
             _ => {}
@@ -124,7 +121,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
     /// that was not good enough.
     pub(super) async fn claim(&self, seen: u64, held: &mut Held<V>) -> Step<V> {
-        let (core, options) = (&self.asked.core, self.asked.options());
+        let (core, options) = (&self.asked.core, &self.asked.options);
         if options.sharing.is_local {
             return Step::LoadUnleased;
         }
@@ -166,7 +163,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn settle(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, Infallible> {
         let mut is_last = false;
         loop {
-            let Some(remaining) = self.ask(is_last, waiting).await? else { continue };
+            let Some(remaining) = self.ask(is_last).await? else { continue };
             let engine = &self.run.asked.core.engine;
             // In a box, so that a claim that need not wait stays small.
             let woken = Box::pin(waiting.after(engine, &mut self.acquisition, Some(remaining)));
@@ -187,14 +184,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
     /// once.
-    async fn ask(
-        &mut self,
-        is_last: bool,
-        waiting: &mut Waiting<'_>,
-    ) -> ClaimFlow<V, Option<Duration>> {
+    async fn ask(&mut self, is_last: bool) -> ClaimFlow<V, Option<Duration>> {
         let (run, shard) = (self.run, &self.run.asked.shard);
         if self.held.permit.is_none() {
-            self.permitted(waiting).await?;
+            match run.permit().await {
+                Ok(permit) => self.held.permit = permit,
+                Err(end) => return Break(self.look_instead(end).await),
+            }
         }
         let turn = run.turn().await;
         if !shard.breaker.admits_claim() {
@@ -226,41 +222,18 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    /// Waits for a permit to load. Meanwhile the load that was in the way may end, which makes this
-    /// one needless.
-    async fn permitted(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, ()> {
-        let mut permit = pin!(self.run.permit());
-        let permitted = loop {
-            tokio::select! {
-                biased;
-                permitted = &mut permit => break permitted,
-                (change, at) = self.acquisition.listen().next_push(), if self.met > 0 => {
-                    waiting.pushed_at = at;
-                    Box::pin(self.pushed(change, waiting.left())).await?;
-                }
-            }
-        };
-        match permitted {
-            Ok(permit) => {
-                self.held.permit = permit;
-                Continue(())
-            }
-            Err(error) => Break(self.look_instead(error).await),
-        }
-    }
-
     /// Looks once more, where this process may not load: another one may have loaded meanwhile.
-    async fn look_instead(&mut self, error: Error) -> Step<V> {
+    async fn look_instead(&mut self, end: FlightEnd<V>) -> Step<V> {
         // A refresh does not want an old value.
         if self.run.wants_new() {
-            return Step::Land(self.run.full(error));
+            return Step::Land(end);
         }
         let _turn = self.run.turn().await;
         let epoch = self.run.begin_epoch();
-        let decision = self.run.asked.stored(&self.run.asked.options().rules).await;
+        let decision = self.run.asked.stored(&self.run.asked.options.rules).await;
         match self.run.decided(decision, epoch, self.held) {
             step @ Step::Land(..) => step,
-            _ => Step::Land(self.run.full(error)),
+            _ => Step::Land(end),
         }
     }
 
@@ -330,7 +303,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Otherwise the next claim has seen it.
     async fn received(&mut self, entry: Entry) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
-        let options = self.run.asked.options();
+        let options = &self.run.asked.options;
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
             return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
@@ -365,7 +338,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         // A leader that waits for another process needs no permit to load.
         self.held.permit = None;
         let AskedKey { core, key, .. } = &self.run.asked;
-        let options = self.run.asked.options();
+        let options = &self.run.asked.options;
         options.will_wait();
         let &Occupied { fence, remaining, .. } = occupied;
         if let RunStart::Behind = self.run.start {
