@@ -395,6 +395,8 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
     follower: &mut Follower<Outcome<V>>,
     takes_heads: bool,
 ) -> Option<Outcome<V>> {
+    // A look that is slow has a limit of its own. A second one would ask the same server.
+    follower.carry().await;
     if let Ok(waited) = timeout_at(until, follower.wait(takes_heads)).await {
         return waited;
     }

@@ -551,6 +551,12 @@ impl<T> Follower<T> {
         state.work = Some(parked);
     }
 
+    /// Polls the leader's work until a task does, if this follower is the one to poll it. As
+    /// cancel safe as [`wait`](Self::wait).
+    pub(crate) fn carry(&mut self) -> impl Future<Output = ()> {
+        poll_fn(|cx| self.poll_work(cx))
+    }
+
     /// Ready when there is nothing more for this follower to poll.
     fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Stage::Carrying = self.stage else { return Poll::Ready(()) };

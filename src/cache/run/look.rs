@@ -4,6 +4,7 @@
 use std::{
     convert::Infallible,
     ops::ControlFlow::{self, Break, Continue},
+    pin::pin,
     time::Duration,
 };
 
@@ -163,7 +164,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn settle(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, Infallible> {
         let mut is_last = false;
         loop {
-            let Some(remaining) = self.ask(is_last).await? else { continue };
+            let Some(remaining) = self.ask(is_last, waiting).await? else { continue };
             let engine = &self.run.asked.core.engine;
             // In a box, so that a claim that need not wait stays small.
             let woken = Box::pin(waiting.after(engine, &mut self.acquisition, Some(remaining)));
@@ -184,13 +185,14 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
     /// once.
-    async fn ask(&mut self, is_last: bool) -> ClaimFlow<V, Option<Duration>> {
+    async fn ask(
+        &mut self,
+        is_last: bool,
+        waiting: &mut Waiting<'_>,
+    ) -> ClaimFlow<V, Option<Duration>> {
         let (run, shard) = (self.run, &self.run.asked.shard);
         if self.held.permit.is_none() {
-            match run.permit().await {
-                Ok(permit) => self.held.permit = permit,
-                Err(end) => return Break(self.look_instead(end).await),
-            }
+            self.permitted(waiting).await?;
         }
         let turn = run.turn().await;
         if !shard.breaker.admits_claim() {
@@ -219,6 +221,29 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 }
                 Break(run.away(self.held))
             }
+        }
+    }
+
+    /// Waits for a permit to load. Meanwhile the load that was in the way may end, which makes this
+    /// one needless.
+    async fn permitted(&mut self, waiting: &mut Waiting<'_>) -> ClaimFlow<V, ()> {
+        let mut permit = pin!(self.run.permit());
+        let permitted = loop {
+            tokio::select! {
+                biased;
+                permitted = &mut permit => break permitted,
+                (change, at) = self.acquisition.listen().next_push(), if self.met > 0 => {
+                    waiting.pushed_at = at;
+                    Box::pin(self.pushed(change, waiting.left())).await?;
+                }
+            }
+        };
+        match permitted {
+            Ok(permit) => {
+                self.held.permit = permit;
+                Continue(())
+            }
+            Err(end) => Break(self.look_instead(end).await),
         }
     }
 

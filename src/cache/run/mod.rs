@@ -211,7 +211,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             spans::ended(span, result, end.outcome.as_ref().err());
             meter.ended("bellwether_wait_seconds", begun, result);
         };
-        spans::within(span, self.unless_cancelled(rest), ends)
+        // In the span of the caller, too, because its own may be disabled.
+        spans::within(span, self.unless_cancelled(rest), ends).instrument(self.caller.clone())
     }
 
     /// Runs the steps that follow the look.
