@@ -60,15 +60,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard, in a task. A run that its caller polls asks without one:
-    /// the caller may stop, and would block the queue for all.
+    /// Waits for a turn to ask the shard, in a task. A run without a flight asks without one: its
+    /// caller may stop polling, and would block the queue for all. So does one while the breaker is
+    /// open, because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        match &self.leader {
-            Some(leader) => leader.own_task().await,
-            None if self.is_task => {}
-            None => return None,
-        }
-        self.asked.shard.turn().await
+        self.leader.as_ref()?.own_task().await;
+        let shard = &self.asked.shard;
+        shard.turns.acquire().await.ok().filter(|_| !shard.breaker.is_open())
     }
 
     /// Returns the step that follows a decision about an entry of another process.

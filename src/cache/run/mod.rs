@@ -60,8 +60,6 @@ pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Option<Leader<Outcome<V>>>,
     start: RunStart,
-    /// A task polls the run, and no caller that may stop.
-    is_task: bool,
     /// The span of the caller, which may not be the one to poll the run.
     caller: Span,
 }
@@ -162,7 +160,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let name = core.name(key)?;
         let (core, shard) = (core.clone(), core.shards.of(core.store.shard(&name)));
         let asked = AskedKey { core, key: key.clone(), name, shard, options };
-        Ok(Self { asked, leader, start, is_task: false, caller: Span::current() })
+        Ok(Self { asked, leader, start, caller: Span::current() })
     }
 
     /// Runs to the end, and lands the flight.
@@ -176,8 +174,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs to the end, for the one caller of a refresh.
-    pub(super) async fn load(mut self, work: Work<V>) -> Outcome<V> {
-        self.is_task = true;
+    pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
         caught(self.end(work)).await.outcome
     }
 
@@ -310,7 +307,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut load = None;
         if let Some(old) = end.refresh
             && core.refreshes.begin(&self.asked.key, old.fence)
-            && let Some(begun) = self.behind(false).begin_behind(old).await
+            && let Some(begun) = self.behind().begin_behind(old).await
         {
             core.counters.loads.add();
             load = Some(*begun);
@@ -326,13 +323,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return;
         }
         let span = self.caller.in_scope(|| spans::refresh_behind(key));
-        let refreshed = self.behind(true).refresh(work, previous, span.clone());
+        let refreshed = self.behind().refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
     }
 
-    fn behind(&self, is_task: bool) -> Self {
+    fn behind(&self) -> Self {
         let (asked, caller) = (self.asked.clone(), Span::none());
-        Self { asked, leader: None, start: RunStart::Behind, is_task, caller }
+        Self { asked, leader: None, start: RunStart::Behind, caller }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
