@@ -3,29 +3,10 @@
 //! Each begins where a caller begins to wait, so a hit has none. `result` has the words of the
 //! metrics.
 
-use std::{future::poll_fn, pin::Pin};
-
 use futures_util::FutureExt;
 use tracing::{Instrument, Span, debug_span, field};
 
 use crate::{error::Error, key::Key};
-
-/// Runs work in the span of the caller that polls it first, also when another task polls it later.
-///
-/// The span is kept once the work has to wait, so a hit that need not wait costs nothing. If a task
-/// gets the work before its caller has polled it, which is rare, it has no span.
-pub(crate) fn within_caller<F: Future>(mut work: Pin<&mut F>) -> impl Future<Output = F::Output> {
-    let mut caller: Option<Span> = None;
-    poll_fn(move |cx| {
-        let entered = caller.as_ref().map(Span::enter);
-        let polled = work.as_mut().poll(cx);
-        drop(entered);
-        if polled.is_pending() && caller.is_none() {
-            caller = Some(Span::current());
-        }
-        polled
-    })
-}
 
 /// Begins the span of a caller that waits for a load, or of the load itself.
 pub(crate) fn load(key: &Key) -> Span {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit},
+    sync::{Notify, Semaphore},
     time::Instant,
 };
 use tracing::{info, warn};
@@ -210,7 +210,7 @@ const TURNS: usize = 128;
 pub(super) struct Shard {
     pub(super) breaker: Breaker,
     /// Turns of flights whose work has a task of its own.
-    turns: Semaphore,
+    pub(super) turns: Semaphore,
     /// Turns of flights whose work their caller polls. They are not queued for, because the caller
     /// may stop polling.
     pub(super) at_once: Semaphore,
@@ -220,15 +220,6 @@ impl Default for Shard {
     fn default() -> Self {
         let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
         Self { breaker: Breaker::default(), turns, at_once }
-    }
-}
-
-impl Shard {
-    /// Waits for a turn to ask the shard. Returns `None` while the breaker is open, so that no turn
-    /// is kept for a whole time-out. The caller goes on without one.
-    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let turn = self.turns.acquire().await.ok();
-        turn.filter(|_| !self.breaker.is_open())
     }
 }
 

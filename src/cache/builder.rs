@@ -15,7 +15,7 @@ use super::{
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
     notes::{Invalidations, Refreshes},
-    settings::{IsNegative, Settings},
+    settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
 use crate::{
@@ -99,7 +99,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// After it the caller claims the lease once more, and then loads without one.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.settings.options.wait_limit = limit;
+        self.options_mut().wait_limit = limit;
         self
     }
 
@@ -255,13 +255,17 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         };
         Ok(Cache { core: Arc::new(core) })
     }
+
+    fn options_mut(&mut self) -> &mut Options {
+        Arc::make_mut(&mut self.settings.options)
+    }
 }
 
 /// The windows of an entry.
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.options.windows.fresh = ttl;
+        self.options_mut().windows.fresh = ttl;
         self
     }
 
@@ -280,7 +284,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// The loader of one caller in the fleet refreshes the value, and all are served the stale one,
     /// as [`Source::Stale`](super::Source::Stale).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.settings.options.windows.stale = window;
+        self.options_mut().windows.stale = window;
         self
     }
 
@@ -290,7 +294,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Its callers are then served the old value, as [`Source::Stale`](super::Source::Stale). The
     /// window runs beside the one of [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.settings.options.windows.error = window;
+        self.options_mut().windows.error = window;
         self
     }
 
@@ -300,14 +304,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
     /// load goes on to its own [limit](Self::load_limit), also if no caller waits for it any more.
     pub fn serve_stale_after(mut self, limit: Duration) -> Self {
-        self.settings.options.serve_stale_after = Some(limit);
+        self.options_mut().serve_stale_after = Some(limit);
         self
     }
 
     /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
     /// [`Off`](EarlyRefresh::Off).
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        let rules = &mut self.settings.options.rules;
+        let rules = &mut self.options_mut().rules;
         (rules.early, rules.aged) = (early, early != EarlyRefresh::Off);
         self
     }

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::FutureExt;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -19,10 +18,10 @@ use super::{
     failures::Failures,
     lead::Keeping,
     local::{Fill, LocalStore, Watches},
-    member::{self, Permit},
+    member::Permit,
     notes::{EntryNote, Invalidations, Refreshes},
     outcome::Outcome,
-    settings::{IsNegative, OnFull, Options, Settings},
+    settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
 use crate::{
@@ -256,27 +255,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         tagged
     }
 
-    /// Waits for a permit to load in this process, as long as the options allow it.
-    pub(super) async fn permit(&self, options: &Options) -> Result<Permit, Error> {
-        let granted = match options.sharing.on_full {
-            OnFull::Queue => {
-                let acquired =
-                    async { Some(Arc::new(self.loads.clone().acquire_owned().await.ok()?)) };
-                let shared = member::permit(options.batch.as_deref(), acquired);
-                timeout(options.wait_limit, shared).await.ok().flatten()
+    /// Waits for a permit to load in this process, for as long as this limit. The keys of one call
+    /// share a permit while one of them has it.
+    pub(super) async fn permit(&self, options: &Options, limit: Duration) -> Option<Permit> {
+        let permit = async {
+            let mut shared = match &options.batch {
+                Some(member) => Some(member.all.permit.lock().await),
+                None => None,
+            };
+            if let Some(permit) = shared.as_ref().and_then(|shared| shared.upgrade()) {
+                return Some(permit);
             }
-            OnFull::Pass | OnFull::Refuse => self.try_permit(options),
+            let loads = self.loads.clone();
+            let permit = match limit.is_zero() {
+                true => loads.try_acquire_owned().ok()?,
+                false => loads.acquire_owned().await.ok()?,
+            };
+            let permit = Arc::new(permit);
+            shared.iter_mut().for_each(|shared| **shared = Arc::downgrade(&permit));
+            Some(permit)
         };
-        granted.ok_or_else(|| {
-            let loads = self.settings.max_loads;
-            let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
-            Error::new(ErrorKind::Overloaded, words)
-        })
-    }
-
-    /// Returns a permit to load in this process, if there is one at once.
-    pub(super) fn try_permit(&self, options: &Options) -> Option<Permit> {
-        let acquired = async { Some(Arc::new(self.loads.clone().try_acquire_owned().ok()?)) };
-        member::permit(options.batch.as_deref(), acquired).now_or_never().flatten()
+        timeout(limit, permit).await.ok().flatten()
     }
 }

@@ -3,10 +3,7 @@
 
 use std::time::Duration;
 
-use crate::{
-    backend::{Entry, Windows},
-    flight::Accepted,
-};
+use crate::backend::{Entry, Windows};
 
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
@@ -64,11 +61,6 @@ impl Rules {
         error: Duration::MAX,
         copy: Duration::MAX,
     };
-
-    /// Returns what the callers of one flight have in common.
-    pub(super) fn accepted(&self) -> Accepted {
-        (self.stale, self.error)
-    }
 }
 
 /// The window of its life that an entry is in.

@@ -23,15 +23,15 @@ use crate::{
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
 /// Clones are the same lead. Dropping one has no effect.
-pub struct Lead<V>(Arc<LeadInner<V>>);
+pub struct Lead<V>(pub(super) Arc<LeadInner<V>>);
 
-struct LeadInner<V> {
+pub(super) struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
     previous: Option<Arc<Previous<V>>>,
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     keeping: Mutex<Keeping>,
-    head: SetOnce<Head>,
+    pub(super) head: SetOnce<Head>,
 }
 
 /// How a value is kept, and what follows its failure. What is not set, the request decides.
@@ -184,14 +184,6 @@ impl<V> Lead<V> {
     /// once. From then on the load has no time limit but its loader's own.
     pub(crate) fn announce(&self, head: Head) {
         let _ = self.0.head.set(head);
-    }
-
-    pub(super) fn head(&self) -> Option<&Head> {
-        self.0.head.get()
-    }
-
-    pub(super) async fn announced(&self) -> &Head {
-        self.0.head.wait().await
     }
 
     /// Sets how long the value is kept, in each of its windows.

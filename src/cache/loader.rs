@@ -54,7 +54,7 @@ pub(super) async fn run<V>(
     let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
     let without_head = async {
         sleep(limit).await;
-        if lead.head().is_some() {
+        if lead.0.head.get().is_some() {
             std::future::pending().await
         }
     };

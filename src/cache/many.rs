@@ -101,7 +101,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 true => keys.iter().map(|_| None).collect(),
             };
             let served = |look| match look {
-                Some(Decision::Served(loaded)) => {
+                Some(Decision::Served(loaded, None)) => {
                     cache.core.counters.served(loaded.source);
                     Ok(Ok(loaded))
                 }
@@ -214,7 +214,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
             (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
             if let Some(copy) = core.local(key.as_str(), options) {
-                *answer = Some(Decision::Served(copy));
+                *answer = Some(Decision::Served(copy, None));
             } else if let Ok(name) = core.name(key)
                 && !core.shards.of(core.store.shard(&name)).breaker.is_troubled()
             {

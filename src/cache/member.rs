@@ -15,7 +15,7 @@ pub(super) struct Shared {
     pub(super) undecided: AtomicUsize,
     pub(super) decided: Notify,
     /// The permit that the keys share while one of them has it.
-    permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
+    pub(super) permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
 }
 
 impl Shared {
@@ -54,19 +54,4 @@ impl Drop for Member {
     fn drop(&mut self) {
         self.decided();
     }
-}
-
-/// Returns the permit that the keys of a call have, or acquires one.
-pub(super) async fn permit(
-    member: Option<&Member>,
-    acquire: impl Future<Output = Option<Permit>>,
-) -> Option<Permit> {
-    let Some(member) = member else { return acquire.await };
-    let mut shared = member.all.permit.lock().await;
-    if let Some(permit) = shared.upgrade() {
-        return Some(permit);
-    }
-    let permit = acquire.await?;
-    *shared = Arc::downgrade(&permit);
-    Some(permit)
 }

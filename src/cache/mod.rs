@@ -192,7 +192,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
         let key = key.into();
         self.core.activity.note(&key);
-        Request { core: self.core.clone(), key, own: None }
+        Request { core: self.core.clone(), key, options: self.core.settings.options.clone() }
     }
 
     /// Returns the stored value, if there is one that is fresh or may be served

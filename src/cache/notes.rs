@@ -3,10 +3,7 @@
 
 use std::{
     hash::{BuildHasher, Hash},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -22,7 +19,7 @@ pub(super) struct Refreshes {
     /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
     /// each place are the upper half of a hash, and the tick at which the note ends. A note may
     /// lose its place to another one, which costs one claim.
-    notes: OnceLock<Box<[AtomicU64]>>,
+    notes: Box<[AtomicU64]>,
     begun: Instant,
     hasher: DefaultHashBuilder,
     /// Differs between processes, so that their delays differ.
@@ -45,7 +42,7 @@ pub(super) enum EntryNote {
 impl Default for Refreshes {
     fn default() -> Self {
         Self {
-            notes: OnceLock::new(),
+            notes: (0..NOTES).map(|_| AtomicU64::default()).collect(),
             begun: Instant::now(),
             hasher: DefaultHashBuilder::default(),
             seed: fastrand::u64(..),
@@ -79,10 +76,9 @@ impl Refreshes {
         fence: u64,
         time: Duration,
     ) -> (&AtomicU64, u64) {
-        let notes = self.notes.get_or_init(|| (0..NOTES).map(|_| AtomicU64::new(0)).collect());
         let hash = self.hasher.hash_one((what, key, fence));
         let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
-        (&notes[hash as usize % NOTES], hash & !TICKS | ends.min(TICKS))
+        (&self.notes[hash as usize % NOTES], hash & !TICKS | ends.min(TICKS))
     }
 
     /// Returns whether the word in a place is a note with this hash that has not ended.
@@ -92,9 +88,8 @@ impl Refreshes {
 
     /// Returns whether something is noted of the entry with this fence.
     pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
-        let Some(notes) = self.notes.get() else { return false };
         let hash = self.hasher.hash_one((what, key, fence));
-        self.stands(notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
+        self.stands(self.notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
     }
 
     /// Returns the delay of this process for an entry within a window. It is the same each time.

@@ -32,10 +32,8 @@ pub(super) type Answered = Result<Option<Entry>, BackendError>;
 
 /// The use of an answer of the backend.
 pub(super) enum Decision<V> {
-    /// The value is served.
-    Served(Loaded<V>),
-    /// The value is served, and it is time to refresh it. It is still fresh, or stale.
-    Refresh(Loaded<V>, Arc<Previous<V>>),
+    /// The value is served. With the entry to refresh if it is time for that.
+    Served(Loaded<V>, Option<Arc<Previous<V>>>),
     /// The value is loaded under the lease. This entry may be served if the load fails.
     Old(Arc<Previous<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
@@ -54,7 +52,7 @@ impl<V> Decision<V> {
     /// Returns the value that is served, if there is one.
     pub(super) fn value(self) -> Option<Loaded<V>> {
         match self {
-            Self::Served(loaded) | Self::Refresh(loaded, _) => Some(loaded),
+            Self::Served(loaded, _) => Some(loaded),
             _ => None,
         }
     }
@@ -141,11 +139,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let decision = self.decide(name, rules, &mut answer);
         let Some((copies, asked)) = self.copies.as_ref().zip(asked) else { return decision };
         let value = match &decision {
-            Decision::Served(loaded) | Decision::Refresh(loaded, _) => Some(&loaded.value),
+            Decision::Served(loaded, _) => Some(&loaded.value),
             Decision::Old(previous) => Some(&previous.loaded.value),
             _ => None,
         };
-        let is_hit = matches!(&decision, Decision::Served(Loaded { source: Source::Hit, .. }));
+        let is_hit =
+            matches!(&decision, Decision::Served(Loaded { source: Source::Hit, .. }, None));
         match (answer, value) {
             (Ok(Some(entry)), Some(value)) => {
                 copies.note(asked, key, (entry, size), value, is_hit, rules);
@@ -183,7 +182,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Window::OnError | Window::Over => {
                 Decision::Old(Previous::new(&entry, rules, value, source))
             }
-            _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }),
+            _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }, None),
         })
     }
 
@@ -243,9 +242,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let loaded = |value| Loaded { value, source, record: Record::of(entry) };
         let previous = |value| Previous::new(entry, rules, value, Source::Stale);
         match window {
-            Window::Fresh | Window::Deferred => Decision::Served(loaded(value)),
+            Window::Fresh | Window::Deferred => Decision::Served(loaded(value), None),
             Window::Early | Window::Stale => {
-                Decision::Refresh(loaded(value.clone()), previous(value))
+                Decision::Served(loaded(value.clone()), Some(previous(value)))
             }
             Window::OnError | Window::Over => Decision::Old(previous(value)),
         }

@@ -49,7 +49,7 @@ pub struct Request<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
     /// The options, if they are not the cache's. In a box, because each follower carries it.
-    pub(super) own: Option<Box<Options>>,
+    pub(super) options: Arc<Options>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
@@ -64,14 +64,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(self, value: &V) -> Result<u64, Error> {
-        let Self { core, key, own } = self;
-        let options = own.as_deref().unwrap_or(&core.settings.options);
+        let Self { core, key, options } = self;
         let name = core.name(&key)?;
-        let tagged = core.begin_tags(options).await;
+        let tagged = core.begin_tags(&options).await;
         let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
         let sets_times = options.windows != core.settings.options.windows;
         let windows =
-            core.windows(options, (!sets_times).then_some(&value), &Keeping::default()).in_range();
+            core.windows(&options, (!sets_times).then_some(&value), &Keeping::default()).in_range();
         let put = Edit::Put(entry.with_windows(windows), windows.kept());
         core.edit(&key, &name, &put).await
     }
@@ -90,10 +89,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
     pub async fn touch(self) -> Result<bool, Error> {
-        let Self { core, key, own } = self;
+        let Self { core, key, options } = self;
         let name = core.name(&key)?;
-        let options = own.as_deref().unwrap_or(&core.settings.options);
-        let windows = core.windows(options, None, &Keeping::default());
+        let windows = core.windows(&options, None, &Keeping::default());
         // Also if there is nothing to touch.
         let _changed = core.changing(&key);
         // The end of a tag may be forgotten before the windows would end.
@@ -184,13 +182,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// [`Load`](crate::cache::Load) has one.
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
-        let Self { core, key, own } = self;
-        let options = own.as_deref().unwrap_or(&core.settings.options);
-        if let Some(loaded) = core.local(key.as_str(), options) {
+        let Self { core, key, options } = self;
+        if let Some(loaded) = core.local(key.as_str(), &options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
-        let run = Run::new(&core, &key, own, None, RunStart::Look)?;
+        let run = Run::new(&core, &key, options, None, RunStart::Look)?;
         if core.begun.is_closed() {
             return Ok(Begun::Alone);
         }
@@ -201,7 +198,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // The entry to replace is read also if it is fresh.
         let rules = &mut self.options_mut().rules;
         (rules.replaces, rules.aged) = (true, true);
-        let Self { core, key, own } = self;
+        let Self { core, key, options } = self;
         if core.begun.is_closed() {
             return Err(Error::shut_down());
         }
@@ -212,7 +209,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         if core.begun.is_closed() {
             return Err(Error::shut_down());
         }
-        let run = Run::new(&core, &key, own, None, RunStart::Supersede(burnt))?;
+        let run = Run::new(&core, &key, options, None, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
         // A loader that asks for a refresh is the one that loads.
         let load = match flight::current() {
@@ -230,14 +227,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Self { core, key, mut own } = self;
+        let Self { core, key, options } = self;
         let mut work = Some(work);
         async move {
-            let options = own.as_deref().unwrap_or(&core.settings.options);
-            if let Some(loaded) = core.local(key.as_str(), options) {
+            if let Some(loaded) = core.local(key.as_str(), &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
-            let (takes_heads, accepted) = (options.sharing.takes_heads, options.rules.accepted());
+            let Options { sharing, rules, .. } = &*options;
+            let (takes_heads, accepted) = (sharing.takes_heads, (rules.stale, rules.error));
             let patience = options
                 .serve_stale_after
                 .map(|limit| Box::new((after(Instant::now(), limit), options.rules)));
@@ -254,11 +251,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 match leader {
                     Some(leader) => {
                         // If the key has no name, its followers join anew, and are told so as well.
-                        let run = Run::new(&core, &key, own.take(), Some(leader), RunStart::Look)?;
+                        let options = options.clone();
+                        let run = Run::new(&core, &key, options, Some(leader), RunStart::Look)?;
                         let work = work.take().ok_or_else(cut_off)?;
                         follower.bring(Box::pin(run.run(loader::boxed(work))));
                     }
-                    None => own.iter().for_each(|options| options.will_wait()),
+                    None => options.will_wait(),
                 }
                 let waited =
                     wait(patience.as_deref(), &core, &key, &mut follower, takes_heads, leads);
@@ -271,7 +269,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
             let work = loader::boxed(work.take().ok_or_else(cut_off)?);
-            Box::pin(Run::load_for_caller(&core, &key, own, work)).await
+            Box::pin(Run::load_for_caller(&core, &key, options, work)).await
         }
     }
 }
@@ -352,8 +350,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     pub(super) fn options_mut(&mut self) -> &mut Options {
-        let core = &self.core;
-        self.own.get_or_insert_with(|| Box::new(core.settings.options.clone()))
+        Arc::make_mut(&mut self.options)
     }
 }
 
@@ -407,7 +404,8 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
         biased;
         waited = follower.wait(takes_heads) => return waited,
         old = async {
-            let run = Run::new(core, key, None, None, RunStart::Look).ok()?;
+            let options = core.settings.options.clone();
+            let run = Run::new(core, key, options, None, RunStart::Look).ok()?;
             run.in_place_of_slow_load(rules).await
         } => old,
     };

@@ -92,7 +92,7 @@ pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
 pub(crate) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
-    pub(crate) options: Options,
+    pub(crate) options: Arc<Options>,
     /// The part of the time to live by which it is shortened at most.
     pub(super) ttl_jitter: f64,
     pub(super) negative_ttl: Duration,
@@ -131,7 +131,7 @@ impl Default for Settings {
         Self {
             namespace: Namespace::standard(),
             schema: 0,
-            options: Options::default(),
+            options: Arc::default(),
             ttl_jitter: 0.0,
             negative_ttl: Duration::MAX,
             load_limit: Duration::from_secs(30),

@@ -161,22 +161,23 @@ impl<T> Flights<T> {
             return Err(Refused::Closed);
         }
         let (id, counted) = (next_id(), self.leaders.token());
-        self.waiting.fetch_add(1, Ordering::Relaxed);
         let flight = Arc::new(Flight {
             id,
             key: key.clone(),
             hash,
             accepted,
             flights: self.clone(),
-            state: Mutex::new(State { joined: 1, present: 1, ..State::default() }),
+            state: Mutex::default(),
             head: OnceLock::default(),
             landing: OnceLock::default(),
             late: OnceLock::default(),
         });
+        let follower = flight.join(self.limits.per_flight)?;
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
-        let leader = Leader { flight: flight.clone(), id, has_late: false, _counted: counted };
-        let follower = Follower { flight, number: 0, stage: Stage::Waiting, registration: None };
-        Ok(Joined { follower, leader: Some(leader) })
+        Ok(Joined {
+            follower,
+            leader: Some(Leader { flight, id, has_late: false, _counted: counted }),
+        })
     }
 
     /// Lets the flights of a key end for the callers that joined them. The next caller begins a new

@@ -24,7 +24,5 @@ mod wakers;
 
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{
-        Accepted, Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id,
-    },
+    flight::{Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id},
 };

@@ -134,13 +134,13 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         debug!(fence, "lease taken");
         let (core, settings) = (&asked.core, &asked.core.settings);
         // The commit comes after the load. Two renewals may fail before the lease is lost.
-        let load = settings.load_limit.saturating_add(asked.options().sharing.rest_limit);
+        let load = settings.load_limit.saturating_add(asked.options.sharing.rest_limit);
         let max_hold = load.saturating_add(settings.lease);
         let upkeep = Upkeep { renew_every: Some(settings.lease / 3), max_hold };
         let lease = Granted { upkeep, fence, since, until: None };
         let guard = core.engine.hold(acquisition, lease, None);
         // A tag that ends from here on ends the value.
-        let tagged = core.begin_tags(asked.options()).await;
+        let tagged = core.begin_tags(&asked.options).await;
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lead = Lead::new(Some(guard.record.clone()), previous, run.wants_new(), tagged);
         Self {
@@ -285,13 +285,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if held.permit.is_none() {
             match Box::pin(self.permit()).await {
                 Ok(permit) => held.permit = permit,
-                Err(error) => return self.full(error),
+                Err(end) => return end,
             }
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let begun = self.asked.begin_load();
         let number = core.tags.greatest.load(Ordering::Acquire);
-        let tagged = Tagged { number, ..self.asked.options().tagged.clone() };
+        let tagged = Tagged { number, ..self.asked.options.tagged.clone() };
         let lead = Lead::new(None, previous, self.wants_new(), tagged);
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
@@ -326,7 +326,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             biased;
             produced = loader::run(core, work, lead.clone(), number) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
-                if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
+                if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.0.head.get()) {
                     self.land_head(head, lead, epoch);
                 }
                 produced
@@ -353,7 +353,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Err(_) => {
                 core.counters.failures.add();
                 // No more callers take the head of a value that will never be whole.
-                if let (Some(leader), Some(_)) = (&self.leader, lead.head()) {
+                if let (Some(leader), Some(_)) = (&self.leader, lead.0.head.get()) {
                     leader.close_head();
                 }
             }
@@ -377,7 +377,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
     ) -> Infallible {
-        let head = lead.announced().await;
+        let head = lead.0.head.wait().await;
         self.land_head(head, lead, epoch);
         let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
         let asked = &self.asked;
@@ -419,7 +419,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let tagged = mem::take(&mut keeping.tagged);
         let (value, entry, windows) = match core.entry(&value, cost, tagged) {
             Ok((value, entry)) => {
-                let windows = core.windows(self.options(), Some(&value), &keeping);
+                let windows = core.windows(&self.options, Some(&value), &keeping);
                 (value, entry, windows)
             }
             Err(error) => {
@@ -567,7 +567,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let (Some(copies), Some(mark)) = (&core.copies, mark) else { return core.drop_copy(key) };
         let mut entry = Entry { age: Some(Duration::ZERO), ..entry.with_fence(self.guard.fence()) };
         let size = core.take_payload(&mut entry).len();
-        copies.note(mark, key, (entry, size), value, false, &self.asked.options().rules);
+        copies.note(mark, key, (entry, size), value, false, &self.asked.options.rules);
     }
 
     /// Notes a commit that was refused. Returns the value of the newer entry that it has found, if
@@ -580,7 +580,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Committed::Newer(entry) = answer else { return None };
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
-        let newer = core.decide(name, &self.asked.options().rules, &mut answer);
+        let newer = core.decide(name, &self.asked.options.rules, &mut answer);
         Some(Loaded { source: Source::Received, ..newer.value()? })
     }
 

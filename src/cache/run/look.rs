@@ -26,7 +26,7 @@ use crate::{
         read::Decision,
         settings::OnUncacheable,
     },
-    error::{BackendError, Error},
+    error::BackendError,
     flight::Epoch,
     lease::{Acquisition, Waiting, Woken},
 };
@@ -34,7 +34,7 @@ use crate::{
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Asks the backend for the entry, unless a call for many keys has done so.
     pub(super) async fn look(&self, held: &mut Held<V>) -> Step<V> {
-        let options = self.asked.options();
+        let options = &self.asked.options;
         if let Some(seen) = options.batch.as_ref().and_then(|member| member.missed) {
             // If there is an entry by now, the claim returns it.
             return Step::Claim { seen };
@@ -48,35 +48,31 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match (self.asked.stored(&options.rules).await, self.start) {
             // The load needs a lease with a greater fence, whatever there is.
             (decision, RunStart::Supersede(seen)) => {
-                if let Decision::Refresh(_, previous) | Decision::Old(previous) = decision {
+                if let Decision::Served(_, Some(previous)) | Decision::Old(previous) = decision {
                     held.previous = Some((previous, epoch));
                 }
                 Step::Claim { seen }
             }
-            (Decision::Served(loaded), _) => Step::Land(FlightEnd::found(loaded, epoch)),
-            (Decision::Refresh(loaded, previous), _) => {
-                let end = FlightEnd::found(loaded, epoch);
-                Step::Land(FlightEnd { refresh: Some(previous), ..end })
+            (Decision::Served(loaded, refresh), _) => {
+                Step::Land(FlightEnd { refresh, ..FlightEnd::found(loaded, epoch) })
             }
             (decision, _) => self.decided(decision, epoch, held),
         }
     }
 
-    /// Waits for a turn to ask the shard, in a task. A run that its caller polls asks without one:
-    /// the caller may stop, and would block the queue for all.
+    /// Waits for a turn to ask the shard, in a task. A run without a flight asks without one: its
+    /// caller may stop polling, and would block the queue for all. So does one while the breaker is
+    /// open, because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        match &self.leader {
-            Some(leader) => leader.own_task().await,
-            None if self.is_task => {}
-            None => return None,
-        }
-        self.asked.shard.turn().await
+        self.leader.as_ref()?.own_task().await;
+        let shard = &self.asked.shard;
+        shard.turns.acquire().await.ok().filter(|_| !shard.breaker.is_open())
     }
 
     /// Returns the step that follows a decision about an entry of another process.
     fn decided(&self, decision: Decision<V>, epoch: Epoch, held: &mut Held<V>) -> Step<V> {
         match decision {
-            Decision::Served(loaded) | Decision::Refresh(loaded, _) => {
+            Decision::Served(loaded, _) => {
                 let loaded = Loaded { source: Source::Received, ..loaded };
                 Step::Land(FlightEnd::found(loaded, epoch))
             }
@@ -94,7 +90,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
-            Decision::Uncacheable { seen } => match self.asked.options().sharing.on_uncacheable {
+            Decision::Uncacheable { seen } => match self.asked.options.sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadUnleased,
                 OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
                 OnUncacheable::Claim => Step::Claim { seen },
@@ -108,12 +104,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
         let outage = shard.breaker.outage().filter(|_| matches!(self.start, RunStart::Look));
-        let (epoch, rules) = (self.begin_epoch(), &self.asked.options().rules);
+        let (epoch, rules) = (self.begin_epoch(), &self.asked.options.rules);
         match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
             }
-            Some(Decision::Served(loaded)) => {
+            Some(Decision::Served(loaded, _)) => {
                 return Step::Land(FlightEnd::found(loaded, epoch));
             }
             _ => {}
@@ -124,7 +120,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
     /// that was not good enough.
     pub(super) async fn claim(&self, seen: u64, held: &mut Held<V>) -> Step<V> {
-        let (core, options) = (&self.asked.core, self.asked.options());
+        let (core, options) = (&self.asked.core, &self.asked.options);
         if options.sharing.is_local {
             return Step::LoadUnleased;
         }
@@ -245,22 +241,22 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 self.held.permit = permit;
                 Continue(())
             }
-            Err(error) => Break(self.look_instead(error).await),
+            Err(end) => Break(self.look_instead(end).await),
         }
     }
 
     /// Looks once more, where this process may not load: another one may have loaded meanwhile.
-    async fn look_instead(&mut self, error: Error) -> Step<V> {
+    async fn look_instead(&mut self, end: FlightEnd<V>) -> Step<V> {
         // A refresh does not want an old value.
         if self.run.wants_new() {
-            return Step::Land(self.run.full(error));
+            return Step::Land(end);
         }
         let _turn = self.run.turn().await;
         let epoch = self.run.begin_epoch();
-        let decision = self.run.asked.stored(&self.run.asked.options().rules).await;
+        let decision = self.run.asked.stored(&self.run.asked.options.rules).await;
         match self.run.decided(decision, epoch, self.held) {
             step @ Step::Land(..) => step,
-            _ => Step::Land(self.run.full(error)),
+            _ => Step::Land(end),
         }
     }
 
@@ -330,7 +326,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Otherwise the next claim has seen it.
     async fn received(&mut self, entry: Entry) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
-        let options = self.run.asked.options();
+        let options = &self.run.asked.options;
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
             return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
@@ -365,7 +361,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         // A leader that waits for another process needs no permit to load.
         self.held.permit = None;
         let AskedKey { core, key, .. } = &self.run.asked;
-        let options = self.run.asked.options();
+        let options = &self.run.asked.options;
         options.will_wait();
         let &Occupied { fence, remaining, .. } = occupied;
         if let RunStart::Behind = self.run.start {

@@ -11,7 +11,7 @@
 mod load;
 mod look;
 
-use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::time::Instant;
@@ -46,7 +46,7 @@ struct AskedKey<V> {
     name: Name,
     /// The part of the backend that keeps the name.
     shard: Arc<Shard>,
-    own: Option<Box<Options>>,
+    options: Arc<Options>,
 }
 
 /// Returns how a run ends. A codec may panic, too. That is an outcome like any other.
@@ -60,8 +60,8 @@ pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Option<Leader<Outcome<V>>>,
     start: RunStart,
-    /// A task polls the run, and no caller that may stop.
-    is_task: bool,
+    /// The span of the caller, which may not be the one to poll the run.
+    caller: Span,
 }
 
 /// How a run begins.
@@ -153,22 +153,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) fn new(
         core: &Arc<Core<V>>,
         key: &Key,
-        own: Option<Box<Options>>,
+        options: Arc<Options>,
         leader: Option<Leader<Outcome<V>>>,
         start: RunStart,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
         let (core, shard) = (core.clone(), core.shards.of(core.store.shard(&name)));
-        let asked = AskedKey { core, key: key.clone(), name, shard, own };
-        Ok(Self { asked, leader, start, is_task: false })
+        let asked = AskedKey { core, key: key.clone(), name, shard, options };
+        Ok(Self { asked, leader, start, caller: Span::current() })
     }
 
     /// Runs to the end, and lands the flight.
     pub(super) async fn run(mut self, work: Work<V>) {
-        let end = {
-            let end = pin!(caught(self.end(work)));
-            spans::within_caller(end).await
-        };
+        let end = caught(self.end(work)).await;
         let leader = self.leader.as_mut();
         if leader.is_some_and(|leader| leader.land(Some(end.outcome), end.epoch)) {
             // In a box, which a flight without late joiners does not need.
@@ -177,8 +174,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs to the end, for the one caller of a refresh.
-    pub(super) async fn load(mut self, work: Work<V>) -> Outcome<V> {
-        self.is_task = true;
+    pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
         caught(self.end(work)).await.outcome
     }
 
@@ -202,17 +198,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         &self,
         rest: impl Future<Output = FlightEnd<V>>,
     ) -> impl Future<Output = FlightEnd<V>> {
-        let span = match self.wants_new() {
+        let span = self.caller.in_scope(|| match self.wants_new() {
             true => spans::refresh(&self.asked.key),
             false => spans::load(&self.asked.key),
-        };
+        });
         let (begun, meter) = (Instant::now(), &self.asked.core.meter);
         let ends = move |end: &FlightEnd<V>, span: &Span| {
             let result = result(&end.outcome, true);
             spans::ended(span, result, end.outcome.as_ref().err());
             meter.ended("bellwether_wait_seconds", begun, result);
         };
-        spans::within(span, self.unless_cancelled(rest), ends)
+        // In the span of the caller, too, because its own may be disabled.
+        spans::within(span, self.unless_cancelled(rest), ends).instrument(self.caller.clone())
     }
 
     /// Runs the steps that follow the look.
@@ -239,10 +236,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn load_for_caller(
         core: &Arc<Core<V>>,
         key: &Key,
-        own: Option<Box<Options>>,
+        options: Arc<Options>,
         work: Work<V>,
     ) -> Outcome<V> {
-        let run = Self::new(core, key, own, None, RunStart::Look)?;
+        let run = Self::new(core, key, options, None, RunStart::Look)?;
         let mut held = Held::NOTHING;
         let end = caught(run.load_unleased(work, &mut held)).await;
         ended(&core.counters, end.outcome, true)
@@ -310,7 +307,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut load = None;
         if let Some(old) = end.refresh
             && core.refreshes.begin(&self.asked.key, old.fence)
-            && let Some(begun) = self.behind(false).begin_behind(old).await
+            && let Some(begun) = self.behind().begin_behind(old).await
         {
             core.counters.loads.add();
             load = Some(*begun);
@@ -325,13 +322,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if !core.refreshes.begin(key, previous.fence) {
             return;
         }
-        let span = spans::refresh_behind(key);
-        let refreshed = self.behind(true).refresh(work, previous, span.clone());
+        let span = self.caller.in_scope(|| spans::refresh_behind(key));
+        let refreshed = self.behind().refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
     }
 
-    fn behind(&self, is_task: bool) -> Self {
-        Self { asked: self.asked.clone(), leader: None, start: RunStart::Behind, is_task }
+    fn behind(&self) -> Self {
+        let (asked, caller) = (self.asked.clone(), Span::none());
+        Self { asked, leader: None, start: RunStart::Behind, caller }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
@@ -364,7 +362,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
     async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<Box<Load<V>>> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
-        let Some(permit) = core.try_permit(self.asked.options()) else {
+        let Some(permit) = core.permit(&self.asked.options, Duration::ZERO).await else {
             debug!("no refresh: too many loads are under way");
             core.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
             return None;
@@ -394,7 +392,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if late == ForLate::Degraded {
             return leader.land_late(loaded.map(degraded));
         }
-        let outcome = match self.asked.stored(&self.asked.options().rules).await {
+        let outcome = match self.asked.stored(&self.asked.options.rules).await {
             Decision::Unanswered(_) => {
                 let mut held = Held::NOTHING;
                 match self.away(&mut held) {
@@ -412,21 +410,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader.land_late(outcome);
     }
 
-    /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
-    /// loads could wait for each other.
-    async fn permit(&self) -> Result<Option<Permit>, Error> {
-        tokio::select! {
+    /// Waits for a permit to load in this process, or returns how the run ends without one. A load
+    /// that a loader waits for needs none, or loads could wait for each other.
+    async fn permit(&self) -> Result<Option<Permit>, FlightEnd<V>> {
+        let AskedKey { core, options, .. } = &self.asked;
+        let on_full = options.sharing.on_full;
+        let limit = if on_full == OnFull::Queue { options.wait_limit } else { Duration::ZERO };
+        let permit = tokio::select! {
             biased;
-            () = self.told(Notice::NeededByLoader) => Ok(None),
-            granted = self.asked.core.permit(self.asked.options()) => granted.map(Some),
-        }
-    }
-
-    fn full(&self, error: Error) -> FlightEnd<V> {
-        match self.asked.options().sharing.on_full {
-            OnFull::Pass => FlightEnd::alone(Alone::Full),
-            OnFull::Queue | OnFull::Refuse => FlightEnd::failed(error),
-        }
+            () = self.told(Notice::NeededByLoader) => return Ok(None),
+            permit = core.permit(options, limit) => permit,
+        };
+        permit.map(Some).ok_or_else(|| {
+            if on_full == OnFull::Pass {
+                return FlightEnd::alone(Alone::Full);
+            }
+            let loads = core.settings.max_loads;
+            let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
+            FlightEnd::failed(Error::new(ErrorKind::Overloaded, words))
+        })
     }
 
     /// Returns the number of the flight or load. Loads that it asks for need no permit. A load for
@@ -476,10 +478,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    fn options(&self) -> &Options {
-        self.own.as_deref().unwrap_or(&self.core.settings.options)
-    }
-
     /// Asks the backend for the entry, unless it has not answered lately.
     async fn stored(&self, rules: &Rules) -> Decision<V> {
         let (core, breaker) = (&self.core, &self.shard.breaker);
