@@ -75,7 +75,7 @@ all_traits! {
     BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
     ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
-    Countdown, Entry, EntryKind, Failure, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
+    Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
     Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
     Operation,
 }
@@ -83,7 +83,7 @@ all_traits! {
 all_but_clone! {
     Turn, Lease, MutexGuard, WriteGuard, SemaphorePermit, SeveralGuard, Builder<String>,
     Request<String>, Box<dyn Codec<String>>, Box<dyn RetryStrategy>, BoxError, Changes, Claimed,
-    Committed, Grant, Answer,
+    Committed, Answer,
 }
 
 // A body is neither `Sync` nor `Clone`.
