@@ -406,12 +406,12 @@ fn note(at: usize, held: bool) {
 
 /// Holds a lock for a while.
 macro_rules! hold {
-    ($lock:expr, $acquire:ident, $release:ident, $lasts:expr) => {{
+    ($lock:expr, $acquire:ident, $lasts:expr) => {{
         let guard = $lock.wait_limit(WAIT).$acquire().await?;
         if !$lasts.is_zero() {
             sleep($lasts).await;
         }
-        guard.$release().await
+        guard.unlock().await
     }};
 }
 
@@ -420,14 +420,14 @@ impl Waiter {
     async fn once(&self, lasts: Duration) -> Result<(), bellwether::Error> {
         let (locks, name) = (&self.locks, self.name);
         match self.kind {
-            Kind::Mutex => hold!(locks.mutex(name), lock, unlock, lasts),
-            Kind::Fair => hold!(locks.mutex(name).fair(), lock, unlock, lasts),
+            Kind::Mutex => hold!(locks.mutex(name), lock, lasts),
+            Kind::Fair => hold!(locks.mutex(name).fair(), lock, lasts),
             Kind::Rw if self.at.is_multiple_of(10) => {
-                hold!(locks.rw_lock(name), write, unlock, lasts)
+                hold!(locks.rw_lock(name), write, lasts)
             }
-            Kind::Rw => hold!(locks.rw_lock(name), read, unlock, lasts),
-            Kind::Semaphore => hold!(locks.semaphore(name, 1), acquire, release, lasts),
-            Kind::Majority => hold!(self.redlock.mutex(name), lock, unlock, lasts),
+            Kind::Rw => hold!(locks.rw_lock(name), read, lasts),
+            Kind::Semaphore => hold!(locks.semaphore(name, 1), acquire, lasts),
+            Kind::Majority => hold!(self.redlock.mutex(name), lock, lasts),
         }
     }
 }

@@ -188,22 +188,27 @@ pub struct BackendError {
 }
 
 /// The category of a [`BackendError`]: what is known of the operation that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
     /// There is no connection, or too few servers of a majority answer. The operation did not
     /// happen.
+    #[error("the backend is not available, so the operation did not happen")]
     Unavailable,
     /// No answer came in time, or the connection broke after sending: it may have happened, or
     /// happen later.
+    #[error("the backend gave no usable answer, so the operation may have happened")]
     Unknown,
     /// The server answered with an error, so nothing changed.
+    #[error("the backend refused the operation, so nothing changed")]
     Refused,
     /// The data under the name is of another type, or cannot be read: this crate did not write it.
+    #[error("the name holds data that this crate did not write; delete it or use another name")]
     Foreign,
     /// It happened, but fewer replicas confirmed it in time than were asked for, or the server
     /// refused to count them. The source says which. A grant was given back, as far as the server
     /// still answered.
+    #[error("the operation happened, but too few replicas confirmed it")]
     Unreplicated,
 }
 
@@ -259,21 +264,7 @@ impl fmt::Debug for BackendError {
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            BackendErrorKind::Unavailable => {
-                "the backend is not available, so the operation did not happen"
-            }
-            BackendErrorKind::Unknown => {
-                "the backend gave no usable answer, so the operation may have happened"
-            }
-            BackendErrorKind::Refused => "the backend refused the operation, so nothing changed",
-            BackendErrorKind::Foreign => {
-                "the name holds data that this crate did not write; delete it or use another name"
-            }
-            BackendErrorKind::Unreplicated => {
-                "the operation happened, but too few replicas confirmed it"
-            }
-        })?;
+        write!(f, "{}", self.kind)?;
         write_sources_if_alternate(f, self)
     }
 }

@@ -32,7 +32,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let killed = Instant::now();
     let permit = semaphore.acquire_many(PERMITS).await?;
     let late = killed.elapsed();
-    permit.release().await?;
+    permit.unlock().await?;
     Ok(format!(
         "{} tasks in {PROCESSES} processes want one of {PERMITS} permits, {TIMES} times each: no \
          more than {most} had one at any time. A process that has {} of them is killed, and \
@@ -61,7 +61,7 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
                 pen.note("in").await?;
                 sleep(Duration::from_millis(3)).await;
                 pen.note("out").await?;
-                permit.release().await?;
+                permit.unlock().await?;
             }
             Ok::<_, BoxError>(())
         });

@@ -201,7 +201,7 @@ pub trait Leases: Send + Sync + 'static {
     }
 }
 
-/// The limit for a backend that does not bound its own operations.
+/// The limit where a backend has none of its own.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Waits for the answer to an operation; the outcome is unknown if the limit passes first.
@@ -210,19 +210,6 @@ pub(crate) async fn in_time<T>(
     operation: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
     timeout(limit, operation).await.unwrap_or_else(|elapsed| Err(BackendError::timed_out(elapsed)))
-}
-
-/// Waits for the answer to an operation that has no limit of its own.
-pub(crate) async fn answered<T>(
-    backend: &dyn Leases,
-    operation: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    answered_by(backend, answer_limit(backend), operation).await
-}
-
-/// Returns how long an operation may take that has no limit of its own.
-pub(crate) fn answer_limit(backend: &dyn Leases) -> Duration {
-    backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT)
 }
 
 /// Like [`in_time`], without a timer where the backend keeps the limit by itself.

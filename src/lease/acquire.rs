@@ -169,13 +169,13 @@ impl Engine {
 
     /// Takes the slot of the local queue. Returns `None` if the wait for it is over first.
     async fn queue_up(
-        &self,
+        self: &Arc<Self>,
         acquisition: impl Fn() -> Box<Acquisition>,
         upkeep: Upkeep,
         waiting: &mut Waiting<'_>,
     ) -> Option<SlotNotice> {
         loop {
-            let mut notices = match self.queues.enter(acquisition(), upkeep) {
+            let mut notices = match self.enter_queue(acquisition(), upkeep) {
                 Ok(notice) => return Some(notice),
                 Err(notices) => notices,
             };

@@ -129,13 +129,18 @@ impl Acquisition {
     /// the waiter before the `deadline`. Has its queue entry kept, if the claim has one.
     ///
     /// Without pushes it looks every tenth of a second.
-    fn next_look(&mut self, engine: &Engine, remaining: Duration, deadline: Instant) -> Instant {
+    fn next_look(
+        &mut self,
+        engine: &Arc<Engine>,
+        remaining: Duration,
+        deadline: Instant,
+    ) -> Instant {
         let now = Instant::now();
         let changes = self.listen();
         let (is_heard, inbox) = (changes.subscribe(), changes.inbox().clone());
         let claim = &self.release.claim;
         let look = if claim.waits {
-            self.place = Some(engine.keeper.enter(claim, inbox, remaining));
+            self.place = Some(engine.keep_entry(claim, inbox, remaining));
             deadline
         } else {
             let jitter = JITTER.mul_f64(fastrand::f64());
@@ -267,7 +272,7 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(
         &mut self,
-        engine: &Engine,
+        engine: &Arc<Engine>,
         acquisition: &mut Acquisition,
         remaining: Option<Duration>,
     ) -> Woken {

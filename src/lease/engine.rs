@@ -9,7 +9,7 @@ use super::{
     ShardPermits, keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals,
 };
 use crate::{
-    backend::{Claim, Leases, Marked, Tick, answered},
+    backend::{Claim, Leases, Marked, Tick},
     error::Error,
     meter::Meter,
     observe::{LockCounters, LockStats},
@@ -19,11 +19,11 @@ use crate::{
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
-    pub(super) counters: Arc<LockCounters>,
+    pub(super) counters: LockCounters,
     pub(crate) janitor: Arc<Janitor>,
-    pub(super) renewals: Arc<Renewals>,
-    pub(super) keeper: Arc<Keeper>,
-    pub(super) queues: Arc<LocalQueues>,
+    pub(super) renewals: Renewals,
+    pub(super) keeper: Keeper,
+    pub(super) queues: LocalQueues,
     /// The acquisitions that may be under way: enough to keep a connection busy, and few enough for
     /// an answer in time.
     pub(super) turns: Shards<ShardPermits<128>>,
@@ -34,18 +34,10 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        let counters = Arc::<LockCounters>::default();
-        let janitor = Janitor::new(backend.clone());
-        Arc::new(Self {
-            renewals: Renewals::new(backend.clone(), counters.clone()),
-            counters,
-            keeper: Keeper::new(backend),
-            janitor,
-            queues: Arc::default(),
-            turns: Shards::default(),
-            outlasted: AtomicU32::default(),
-            meter: Meter::default(),
-        })
+        let (counters, renewals, keeper, queues) = Default::default();
+        let (turns, outlasted, meter) = Default::default();
+        let janitor = Janitor::new(backend);
+        Arc::new(Self { counters, janitor, renewals, keeper, queues, turns, outlasted, meter })
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
@@ -55,14 +47,14 @@ impl Engine {
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
     /// it asks twice more: the mark may be set, and no other claim may set it again.
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
-        let (backend, mut pauses) = (self.backend().as_ref(), Pauses::default());
+        let mut pauses = Pauses::default();
         for _ in 0..2 {
-            if let Ok(marked) = answered(backend, backend.mark(claim, tick)).await {
+            if let Ok(marked) = self.backend().mark(claim, tick).await {
                 return Ok(marked);
             }
             sleep(pauses.next()).await;
         }
-        Ok(answered(backend, backend.mark(claim, tick)).await?)
+        Ok(self.backend().mark(claim, tick).await?)
     }
 
     pub(crate) fn stats(&self) -> LockStats {

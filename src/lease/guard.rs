@@ -1,6 +1,6 @@
 //! The guard of a lease that is held. It gives the lease back once, whatever its caller drops.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -10,10 +10,13 @@ use super::{
 };
 use crate::{
     advice,
-    backend::{Claim, Mode, Owner, answer_limit},
+    backend::{Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
     sync::lock,
 };
+
+/// A pass takes as long as the backend lets it.
+const NO_LIMIT: Duration = Duration::MAX;
 
 impl Engine {
     /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
@@ -24,14 +27,14 @@ impl Engine {
         granted: Granted,
         slot: Option<Slot>,
     ) -> LeaseGuard {
-        let record = self.renewals.start(acquisition.settle(), granted, slot);
-        LeaseGuard { engine: self.clone(), record, released: false }
+        let record = self.start_renewing(acquisition.settle(), granted, slot);
+        LeaseGuard { record, released: false }
     }
 }
 
 /// A lease that is held. Dropped, it is released in a task.
+#[derive(Debug)]
 pub(crate) struct LeaseGuard {
-    pub(crate) engine: Arc<Engine>,
     pub(crate) record: Arc<Lease>,
     released: bool,
 }
@@ -57,17 +60,12 @@ impl LeaseGuard {
         self.claim().owner
     }
 
-    /// Stops the renewals. The lease is about to end with the operation that it was for, and a
-    /// renewal that came after that would be taken for a loss.
-    pub(crate) fn closing(&self) {
-        self.engine.renewals.forget(&self.record);
-    }
-
-    /// Disarms the guard: the backend has ended the lease with the operation that it was for.
+    /// Disarms the guard: the backend has ended the lease, which was [closing](Lease::closing), with
+    /// the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.end();
-        if self.record.release.outcome_unknown {
-            self.record.release.clone().go_on(true);
+        if self.release.outcome_unknown {
+            self.release.clone().go_on(true);
         }
     }
 
@@ -78,45 +76,45 @@ impl LeaseGuard {
     ///
     /// When the future is dropped, both leases are released in tasks.
     pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
-        let (from, limit) = (self.claim(), answer_limit(self.engine.backend().as_ref()));
+        let from = self.claim();
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.engine.janitor, to);
         let since = Instant::now();
         // A renewal behind the pass would be taken for a loss.
-        lock(&self.record.times).renewing = true;
-        let mut answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+        lock(&self.times).renewing = true;
+        let mut answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             // The first try may have begun the lease, and the second one only tells of it.
-            answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+            answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
         }
         if let (Some(grant), _) = answer? {
             let fence = grant.fence();
-            let granted = Granted { fence, since, until: None, ..self.record.granted };
+            let granted = Granted { fence, since, until: None, ..self.granted };
             let passed_on = self.engine.hold(&mut acquisition, granted, None);
+            self.closing();
             self.settled();
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
-        lock(&self.record.times).renewing = false;
+        lock(&self.times).renewing = false;
         self.renew().await.map(|()| Err(self))
     }
 
     fn end(&mut self) {
-        self.closing();
         self.released = true;
-        let result = if self.record.is_lost() { "lost" } else { "held" };
-        self.engine.meter.ended("bellwether_lock_hold_seconds", self.record.granted.since, result);
-        let is_fixed = self.record.granted.upkeep.renew_every.is_none();
-        if is_fixed && self.record.is_lost() {
+        let result = if self.is_lost() { "lost" } else { "held" };
+        self.engine.meter.ended("bellwether_lock_hold_seconds", self.granted.since, result);
+        if self.granted.upkeep.renew_every.is_none() && self.is_lost() {
             advice::fixed_lease_ended(&self.engine.outlasted, self.claim());
         }
     }
 
     fn give_back(&mut self) -> impl Future<Output = Result<bool, BackendError>> + Send + use<> {
+        self.closing();
         self.end();
         // Work that still runs under the lease learns that it ends. It is no loss.
-        let _ = self.record.lost.set(());
-        give_back(self.engine.clone(), self.record.release.clone(), self.record.take_slot())
+        let _ = self.lost.set(());
+        give_back(self.engine.clone(), self.release.clone(), self.take_slot())
     }
 }
 
@@ -128,17 +126,11 @@ impl Deref for LeaseGuard {
     }
 }
 
-impl fmt::Debug for LeaseGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.record.fmt(f)
-    }
-}
-
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.released {
             let given_back = self.give_back();
-            self.engine.janitor.tasks.spawn_on(given_back, &self.record.release.runtime);
+            self.engine.janitor.tasks.spawn_on(given_back, &self.release.runtime);
         }
     }
 }
@@ -154,7 +146,7 @@ async fn give_back(
     let answer = match (next, slot) {
         (Some(next), Some(slot)) => Box::pin(pass(&engine, &release.claim, next, slot)).await,
         (_, slot) => {
-            let answer = release.once().await;
+            let answer = release.janitor.backend.release(&release.claim).await;
             // The next caller contends from here on, since other processes were told first.
             drop(slot);
             answer
@@ -174,8 +166,7 @@ async fn pass(
     slot: Slot,
 ) -> Result<bool, BackendError> {
     let QueuedCaller { mut acquisition, upkeep, notify } = next;
-    let limit = answer_limit(engine.backend().as_ref());
-    let answer = acquisition.ask(limit, |backend, to| backend.pass(from, to)).await;
+    let answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
     let (notice, was_held) = match answer {
         Ok((Some(grant), sent)) => {
             let granted = Granted { upkeep, fence: grant.fence(), since: sent, until: None };

@@ -18,8 +18,9 @@ use tokio::{
 };
 use tracing::debug;
 
+use super::Engine;
 use crate::{
-    backend::{Change, Claim, Kept, Leases, SemaphoreKind, answered, channels::Inbox},
+    backend::{Change, Claim, Kept, SemaphoreKind, channels::Inbox},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -39,10 +40,8 @@ const NAMED: usize = 32;
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
 
-pub(super) struct Keeper {
-    backend: Arc<dyn Leases>,
-    queues: Mutex<HashMap<KeptQueueKey, Arc<Mutex<KeptQueue>>>>,
-}
+#[derive(Default)]
+pub(super) struct Keeper(Mutex<HashMap<KeptQueueKey, Arc<Mutex<KeptQueue>>>>);
 
 type KeptQueueKey = (Name, SemaphoreKind);
 
@@ -61,39 +60,37 @@ pub(super) struct KeptPlace {
     number: u64,
 }
 
-impl Keeper {
-    pub(super) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        Arc::new(Self { backend, queues: Mutex::default() })
-    }
-
+impl Engine {
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     /// Wakes the waiter when its entry is gone.
-    pub(super) fn enter(
+    pub(super) fn keep_entry(
         self: &Arc<Self>,
         claim: &Claim,
         inbox: Arc<Inbox>,
         remaining: Duration,
     ) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let mut queues = lock(&self.queues);
+        let mut queues = lock(&self.keeper.0);
         let is_new = !queues.contains_key(&key);
         let queue = queues.entry(key.clone()).or_default().clone();
         let number = lock(&queue).enter(claim, inbox, remaining);
         drop(queues);
         if is_new {
-            tokio::spawn(KeeperTask { keeper: self.clone(), key, queue: queue.clone() }.run());
+            tokio::spawn(KeeperTask { engine: self.clone(), key, queue: queue.clone() }.run());
         }
         KeptPlace { queue, number }
     }
+}
 
+impl Keeper {
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
-        lock(&self.queues).values().map(|queue| lock(queue).waiters.len()).sum()
+        lock(&self.0).values().map(|queue| lock(queue).waiters.len()).sum()
     }
 
     /// Returns how often each queue is kept. Many queues spread over the interval by chance.
     fn interval(&self) -> Duration {
-        let count = u32::try_from(lock(&self.queues).len()).unwrap_or(u32::MAX);
+        let count = u32::try_from(lock(&self.0).len()).unwrap_or(u32::MAX);
         INTERVAL.max(EACH_QUEUE.saturating_mul(count)).mul_f64(1.0 - fastrand::f64() / 10.0)
     }
 }
@@ -155,7 +152,7 @@ impl Drop for KeptPlace {
 
 /// The task of one queue. It runs on the runtime of a waiter.
 struct KeeperTask {
-    keeper: Arc<Keeper>,
+    engine: Arc<Engine>,
     key: KeptQueueKey,
     queue: Arc<Mutex<KeptQueue>>,
 }
@@ -163,7 +160,6 @@ struct KeeperTask {
 impl KeeperTask {
     async fn run(self) {
         static SAID: Rarely = Rarely::once_in(1);
-        let backend = self.keeper.backend.clone();
         while let Some((look_at, earlier)) = self.next_look() {
             if look_at > Instant::now() {
                 tokio::select! {
@@ -173,9 +169,8 @@ impl KeeperTask {
                 continue;
             }
             let (named, claims) = self.named();
-            let (sent, interval) = (Instant::now(), self.keeper.interval());
-            let kept = backend.keep(&claims, interval * ENTRY_LIFE);
-            let answer = answered(backend.as_ref(), kept).await;
+            let (sent, interval) = (Instant::now(), self.engine.keeper.interval());
+            let answer = self.engine.backend().keep(&claims, interval * ENTRY_LIFE).await;
             if let Err(error) = &answer
                 && SAID.first()
             {
@@ -203,7 +198,7 @@ impl KeeperTask {
 /// If its runtime is gone, the waiters ask. The first of them to wait again starts another task.
 impl Drop for KeeperTask {
     fn drop(&mut self) {
-        lock(&self.keeper.queues).remove(&self.key);
+        lock(&self.engine.keeper.0).remove(&self.key);
         let waiters = take(&mut lock(&self.queue).waiters);
         waiters.into_values().for_each(|(_, inbox)| inbox.put(Change::Wake));
     }

@@ -15,7 +15,7 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Acquisition, LeaseGuard, Upkeep};
+use super::{Acquisition, Engine, LeaseGuard, Upkeep};
 use crate::{
     backend::Changes,
     key::{Family, Name},
@@ -48,7 +48,7 @@ pub(super) enum SlotNotice {
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.
 pub(crate) struct Slot {
-    queues: Arc<LocalQueues>,
+    engine: Arc<Engine>,
     name: Name,
     passes: u32,
     /// How often the lease passes on in this turn.
@@ -59,15 +59,15 @@ pub(crate) struct Slot {
     pub(super) changes: Option<Box<Changes>>,
 }
 
-impl LocalQueues {
-    /// Enters the queue of a claim. Returns the slot, or what tells of it later.
-    pub(super) fn enter(
+impl Engine {
+    /// Enters the local queue of a claim. Returns the slot, or what tells of it later.
+    pub(super) fn enter_queue(
         self: &Arc<Self>,
         acquisition: Box<Acquisition>,
         upkeep: Upkeep,
     ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
         let name = acquisition.claim().name.clone();
-        match lock(&self.0).entry(name.clone()) {
+        match lock(&self.queues.0).entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
                 let queue = queue.get_mut();
@@ -87,14 +87,14 @@ impl LocalQueues {
 }
 
 impl Slot {
-    fn new(queues: Arc<LocalQueues>, name: Name, changes: Option<Box<Changes>>) -> Self {
-        Self { queues, name, passes: 0, most_passes: PASSES, since: Instant::now(), changes }
+    fn new(engine: Arc<Engine>, name: Name, changes: Option<Box<Changes>>) -> Self {
+        Self { engine, name, passes: 0, most_passes: PASSES, since: Instant::now(), changes }
     }
 
     /// Begins the turn of this process, which has won the lease from others. Keeps the registration
     /// of the winner, if it had to wait for them.
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
-        let waiting = || lock(&self.queues.0).get(&self.name).map_or(0, VecDeque::len);
+        let waiting = || lock(&self.engine.queues.0).get(&self.name).map_or(0, VecDeque::len);
         self.passes = 0;
         self.most_passes = match (self.name.family(), changes.is_some()) {
             (Family::Redlock, false) => MAJORITY_PASSES,
@@ -112,7 +112,7 @@ impl Slot {
             return None;
         }
         self.passes += 1;
-        first(lock(&self.queues.0).get_mut(&self.name)?)
+        first(lock(&self.engine.queues.0).get_mut(&self.name)?)
     }
 }
 
@@ -122,7 +122,7 @@ fn first(queue: &mut VecDeque<QueuedCaller>) -> Option<QueuedCaller> {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut queues = lock(&self.queues.0);
+        let mut queues = lock(&self.engine.queues.0);
         let Some(queue) = queues.get_mut(&self.name) else { return };
         let Some(QueuedCaller { acquisition, notify, .. }) = first(queue) else {
             queues.remove(&self.name);
@@ -130,7 +130,7 @@ impl Drop for Slot {
         };
         // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
         drop(queues);
-        let slot = Self::new(self.queues.clone(), self.name.clone(), self.changes.take());
+        let slot = Self::new(self.engine.clone(), self.name.clone(), self.changes.take());
         drop(notify.send(SlotNotice::Contend(acquisition, slot)));
     }
 }
@@ -153,7 +153,7 @@ mod tests {
         let enter = || {
             let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
             let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
-            engine.queues.enter(Box::new(Acquisition::new(&engine.janitor, claim)), upkeep)
+            engine.enter_queue(Box::new(Acquisition::new(&engine.janitor, claim)), upkeep)
         };
         let Ok(first) = enter() else { panic!("another caller has the slot") };
         let Err(stays) = enter() else { panic!("there are two slots") };

@@ -9,11 +9,10 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Release, Upkeep, queue::Slot, trusted};
+use super::{Engine, Release, Upkeep, queue::Slot, trusted};
 use crate::{
     backend::{Claim, Renewal},
     error::Error,
-    observe::LockCounters,
     sync::lock,
     time::after,
 };
@@ -45,11 +44,11 @@ const RETRY: Duration = Duration::from_millis(10);
 /// }
 /// ```
 pub struct Lease {
+    pub(crate) engine: Arc<Engine>,
     pub(super) release: Release,
     pub(super) granted: Granted,
     pub(super) ends: Instant,
     pub(super) lost: SetOnce<()>,
-    counters: Arc<LockCounters>,
     pub(super) times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
     /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
@@ -85,7 +84,7 @@ impl Lease {
     /// Dropping the future changes nothing.
     pub async fn lost(&self) {
         loop {
-            let deadline = self.deadline();
+            let deadline = lock(&self.times).deadline;
             tokio::select! {
                 _ = self.lost.wait() => return,
                 () = sleep_until(deadline) => if self.is_lost() { return },
@@ -95,12 +94,12 @@ impl Lease {
 
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
-        self.lost.initialized() || self.deadline() <= Instant::now()
+        self.lost.initialized() || lock(&self.times).deadline <= Instant::now()
     }
 
     /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
     pub fn remaining(&self) -> Duration {
-        let left = self.deadline().saturating_duration_since(Instant::now());
+        let left = lock(&self.times).deadline.saturating_duration_since(Instant::now());
         if self.is_lost() { Duration::ZERO } else { left }
     }
 
@@ -133,36 +132,31 @@ impl Lease {
         if self.is_lost() {
             return Err(self.lost_error());
         }
-        let sent = Instant::now();
-        let claims = std::slice::from_ref(self.claim());
-        match timeout(self.remaining(), self.release.janitor.backend.renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
-                self.renewed(sent);
-                // A term may have ended meanwhile.
-                if self.is_lost() { Err(self.lost_error()) } else { Ok(()) }
+        let (sent, claims) = (Instant::now(), std::slice::from_ref(self.claim()));
+        let renewal = self.engine.backend().renew(claims);
+        if let Ok(answer) = timeout(self.remaining(), renewal).await {
+            self.engine.renewed(&[self], sent, &answer);
+            // A term may have ended meanwhile.
+            if answer?.first() == Some(&Renewal::Held) && !self.is_lost() {
+                return Ok(());
             }
-            Ok(Ok(_)) => {
-                self.tell_lost();
-                Err(self.lost_error())
-            }
-            Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(self.lost_error()),
         }
+        Err(self.lost_error())
     }
 
     pub(super) fn new(
+        engine: &Arc<Engine>,
         release: Release,
         granted: Granted,
         slot: Option<Slot>,
-        counters: Arc<LockCounters>,
     ) -> Self {
         let Granted { upkeep, since, until, .. } = granted;
         let ends = after(since, upkeep.max_hold);
         let deadline = until.unwrap_or_else(|| after(since, trusted(release.claim.lease)));
         let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
         let slot = slot.filter(|_| upkeep.renew_every.is_some());
-        let (times, slot) = (Mutex::new(times), Mutex::new(slot));
-        Self { release, granted, ends, lost: SetOnce::new(), counters, times, slot }
+        let (engine, times, slot) = (engine.clone(), Mutex::new(times), Mutex::new(slot));
+        Self { engine, release, granted, ends, lost: SetOnce::new(), times, slot }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -179,17 +173,13 @@ impl Lease {
 
     pub(super) fn tell_lost(&self) {
         if self.lost.set(()).is_ok() {
-            self.counters.lost.add();
+            self.engine.counters.lost.add();
         }
         drop(self.take_slot());
     }
 
     pub(super) fn take_slot(&self) -> Option<Slot> {
         lock(&self.slot).take()
-    }
-
-    pub(super) fn deadline(&self) -> Instant {
-        lock(&self.times).deadline
     }
 
     /// Extends the lease, which a request sent at `sent` renewed.
@@ -202,14 +192,14 @@ impl Lease {
     /// When to try a renewal again that has failed. A lease that was handed over has less than its
     /// full time left.
     pub(super) fn next_try(&self) -> Instant {
-        let (deadline, now) = (self.deadline(), Instant::now());
+        let (deadline, now) = (lock(&self.times).deadline, Instant::now());
         let pause = (self.claim().lease / 20).min((deadline - now) / 8).max(RETRY);
         deadline.min(now + pause)
     }
 
     /// When to look at the lease next, after a renewal that began at `sent`.
     pub(super) fn next_look(&self, sent: Instant) -> Instant {
-        let deadline = self.deadline();
+        let deadline = lock(&self.times).deadline;
         match self.granted.upkeep.renew_every {
             Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
             _ => deadline,

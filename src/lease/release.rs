@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, answered, new_connection},
+    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, new_connection},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
     time::after,
@@ -108,7 +108,7 @@ impl Release {
         let janitor = self.janitor.clone();
         janitor
             .finish(async move {
-                let answer = self.once().await;
+                let answer = self.janitor.backend.release(&self.claim).await;
                 self.ended(answer)
             })
             .await
@@ -117,11 +117,6 @@ impl Release {
     /// Releases in a task what may be granted, or has a queue entry.
     pub(crate) fn undo(&self, outcome_unknown: bool) {
         Self { outcome_unknown, ..self.clone() }.go_on(false);
-    }
-
-    pub(super) async fn once(&self) -> Result<bool, BackendError> {
-        let backend = self.janitor.backend.as_ref();
-        answered(backend, backend.release(&self.claim)).await
     }
 
     /// Leaves to a task what the answer to the first request leaves to be done. Returns the answer.
@@ -177,7 +172,8 @@ impl Release {
         let mut connections = self.janitor.backend.new_connections();
         let mut pause = FIRST_PAUSE;
         loop {
-            let Err(error) = self.once().await else { return true };
+            let released = self.janitor.backend.release(&self.claim).await;
+            let Err(error) = released else { return true };
             let is_last = Instant::now() + pause >= end;
             if is_last || SAID.first() {
                 let next = if is_last { "the lease expires" } else { "trying again" };

@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Holding, Leases, Mode, in_time},
+    backend::{Claim, Holding, Leases, Mode},
     error::{Chain, Error, ErrorKind},
     key::{Family, Key, Name, Namespace},
     lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep},
@@ -239,8 +239,7 @@ impl<Kind> Lock<Kind> {
     /// Adds to an error which process holds the lock, if that is known.
     async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.name() else { return error };
-        let held = self.space.engine.backend().inspect(name, mode.into());
-        match in_time(ANSWER_LIMIT, held).await {
+        match self.space.engine.backend().inspect(name, mode.into()).await {
             Ok(Holding { owner: Some(owner), .. }) => error.held_by(&owner),
             _ => error,
         }
@@ -297,16 +296,6 @@ pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Optio
         Ok(held) => Ok(Some(held)),
         Err(error) if error.kind() == ErrorKind::NotAcquired => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-/// Drops one of the clones that share a lease, and releases the lease with the last of them.
-pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
-    let lost = held.is_lost().then(|| held.lost_error());
-    match (Arc::into_inner(held), lost) {
-        (Some(last), _) => last.release().await,
-        (None, Some(lost)) => Err(lost),
-        (None, None) => Ok(()),
     }
 }
 

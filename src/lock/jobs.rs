@@ -297,7 +297,7 @@ impl Turn {
     pub async fn done(self) -> Result<(), Error> {
         let Self { held, tick, .. } = self;
         let done = Tick { step: TickStep::Done, ..tick };
-        if held.is_lost() || !held.held.engine.mark(held.claim(), done).await?.is_set {
+        if held.is_lost() || !held.engine.mark(held.claim(), done).await?.is_set {
             return Err(held.lost_error());
         }
         // The work is done, however the release ends. The log tells of an error.

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::Instrument;
 
 use super::{
@@ -11,10 +11,10 @@ use super::{
     front::{LockSpace, ensure},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Countdown, Mode, Owner, Store, in_time},
+    backend::{Claim, Countdown, Mode, Owner, Store},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Acquisition, Retry, Waiting, Woken},
+    lease::run_until,
     time::{Pauses, after},
 };
 
@@ -22,8 +22,10 @@ use crate::{
 /// if it is sent twice. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
-/// A waiter that is told nothing looks about this soon.
+/// A waiter that is told nothing looks after this time and the jitter, or without a subscription.
 const LOOK: Duration = Duration::from_millis(610);
+const UNHEARD_LOOK: Duration = Duration::from_millis(10);
+const JITTER: Duration = Duration::from_millis(90);
 
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
@@ -141,7 +143,9 @@ impl Latch {
     /// limit ended first, and [`NotSet`](ErrorKind::NotSet) if the latch is not set, or no longer.
     pub async fn wait(&self) -> Result<(), Error> {
         let name = self.space.name(&self.name)?;
-        self.wait_for(&name).instrument(self.span()).await
+        let waiting = self.wait_for(&name).instrument(self.span());
+        let stopped = self.space.engine.janitor.stop.cancelled();
+        run_until(stopped, waiting).await.unwrap_or_else(|| Err(Error::shut_down()))
     }
 
     /// Removes the latch, whatever its count, or the foreign data in its place. Returns `true` if
@@ -171,36 +175,33 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let engine = &self.space.engine;
-        let (janitor, strategy) = (&engine.janitor, Retry::on_demand());
-        let mut waiting = Waiting::new(&strategy, self.wait_limit, Instant::now());
-        // Its pushes are for all, so it needs no queue entry. It asks for no lease either.
+        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
+        // Its pushes are for all, so the claim is never sent and needs no queue entry.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
-        let mut waiter = Acquisition::new(janitor, Claim { waits: false, ..claim });
-        waiter.listen();
-        let mut is_last = false;
-        while !janitor.stop.is_cancelled() {
-            let (look, failure) = match in_time(ANSWER_LIMIT, self.latches.latch(name)).await {
+        let claim = Claim { waits: false, ..claim };
+        let mut changes = self.space.engine.backend().listen(name, Some(&claim));
+        loop {
+            let look = if changes.subscribe() { LOOK } else { UNHEARD_LOOK };
+            // A push may have been lost, so a last look decides.
+            let is_last = Instant::now() >= deadline;
+            let (pause, failure) = match self.latches.latch(name).await {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
-                Ok(Some(latch)) => (Some(latch.remaining.min(LOOK)), self.not_done(latch.left)),
+                Ok(Some(latch)) => {
+                    let jitter = JITTER.mul_f64(fastrand::f64());
+                    (latch.remaining.min(look) + jitter, self.not_done(latch.left))
+                }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.into());
                 }
-                Err(error) => (None, error.into()),
+                Err(error) => (pauses.next(), error.into()),
             };
             if is_last {
                 return Err(failure);
             }
-            tokio::select! {
-                // The push may have been lost, so a last look decides.
-                woken = waiting.after(engine, &mut waiter, look) => {
-                    is_last = matches!(woken, Woken::TimeUp);
-                }
-                () = janitor.stop.cancelled() => {}
-            }
+            let look = after(Instant::now(), pause).min(deadline);
+            let _ = timeout_at(look, changes.next()).await;
         }
-        Err(Error::shut_down())
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
@@ -214,7 +215,7 @@ impl Latch {
         let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
         let mut known = "was not";
         loop {
-            let error = match in_time(ANSWER_LIMIT, operation()).await {
+            let error = match operation().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };

@@ -73,33 +73,29 @@ impl Candidate {
     /// # Cancel safety
     ///
     /// If the future is dropped, so is the work, and the lease is handed over in the background.
-    pub async fn run<Work, Done>(&self, work: Work) -> Result<Done::Output, Error>
+    pub async fn run<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
     where
         Work: FnMut(Term) -> Done,
         Done: Future,
     {
-        // Tracked: else a shutdown could return before the lease is handed over.
-        self.space.engine.janitor.tasks.track_future(self.lead(work)).await
-    }
-
-    async fn lead<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
-    where
-        Work: FnMut(Term) -> Done,
-        Done: Future,
-    {
-        loop {
-            let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
-            let led = run_until(held.lost(), work(Term { lease: held.record.clone() }));
-            match run_until(self.space.engine.janitor.stop.cancelled(), led).await {
-                Some(Some(output)) => {
-                    // The work is done, however the release ends. The log tells of an error.
-                    let _ = held.release().await;
-                    return Ok(output);
+        let janitor = &self.space.engine.janitor;
+        let lead = async {
+            loop {
+                let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
+                let led = run_until(held.lost(), work(Term { lease: held.record.clone() }));
+                match run_until(janitor.stop.cancelled(), led).await {
+                    Some(Some(output)) => {
+                        // The work is done, however the release ends. The log tells of an error.
+                        let _ = held.release().await;
+                        return Ok(output);
+                    }
+                    Some(None) => warn!(name = %self.key, "the leader lost its lease"),
+                    None => return Err(Error::shut_down()),
                 }
-                Some(None) => warn!(name = %self.key, "the leader lost its lease"),
-                None => return Err(Error::shut_down()),
             }
-        }
+        };
+        // Tracked: else a shutdown could return before the lease is handed over.
+        janitor.tasks.track_future(lead).await
     }
 }
 

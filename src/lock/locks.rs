@@ -123,11 +123,7 @@ impl<Servers> Locks<Servers> {
 
 impl<Servers> fmt::Debug for Locks<Servers> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Locks");
-        match &self.space.namespace {
-            Ok(namespace) => shown.field("namespace", &namespace.as_str()),
-            Err(error) => shown.field("namespace", error),
-        };
-        shown.finish_non_exhaustive()
+        let namespace = &self.space.namespace;
+        f.debug_struct("Locks").field("namespace", namespace).finish_non_exhaustive()
     }
 }

@@ -68,6 +68,7 @@
 //! happened. A call that looks changes nothing.
 
 mod front;
+mod guard;
 mod jobs;
 mod latch;
 mod leader;
@@ -90,16 +91,17 @@ pub mod ladder {
 pub use self::majority::Majority;
 pub use self::{
     front::Lock,
+    guard::{Guard, MutexGuard, ReadGuard, SemaphorePermit, WriteGuard},
     jobs::{Job, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
-    mutex::{Mutex, MutexGuard},
+    mutex::Mutex,
     redlock::Redlock,
     reentrant::ReentrantMutex,
-    rw::{ReadGuard, RwLock, WriteGuard},
-    semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
+    rw::RwLock,
+    semaphore::{PermitId, Permits, Semaphore},
     several::{Several, SeveralGuard},
 };
 pub use crate::observe::LockStats;

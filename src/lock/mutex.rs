@@ -1,17 +1,10 @@
 //! The mutex, plain or fair.
 
-use std::{ops::Deref, sync::Arc};
-
 use super::{
-    Locks,
-    front::{Lock, Looks, Renews, release_one},
+    Locks, MutexGuard,
+    front::{Lock, Looks, Renews},
 };
-use crate::{
-    backend::Mode,
-    error::Error,
-    key::Key,
-    lease::{Lease, LeaseGuard},
-};
+use crate::{backend::Mode, error::Error, key::Key};
 
 /// A lock that one holder has at a time. Created by [`Locks::mutex`].
 ///
@@ -103,53 +96,5 @@ impl Mutex {
     /// [`Redlock`](crate::Redlock), callers that try at the same moment may all get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.try_acquire_in(self.kind.0).await?.map(MutexGuard::from))
-    }
-}
-
-/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
-///
-/// Its lease is renewed while the guard lives. A [dropped guard](super#dropped-guards) releases the
-/// lock, if its holder has no other one.
-#[derive(Debug)]
-#[must_use = "the lock is released when its guard is dropped"]
-pub struct MutexGuard {
-    /// The guards of one reentrant holder share it.
-    pub(super) held: Arc<LeaseGuard>,
-}
-
-impl From<LeaseGuard> for MutexGuard {
-    fn from(held: LeaseGuard) -> Self {
-        Self { held: Arc::new(held) }
-    }
-}
-
-impl MutexGuard {
-    /// Returns the fencing token, a number that grows with each holder of this lock and fits in an
-    /// `i64`. The resource that the lock guards remembers the greatest token it has seen, and
-    /// refuses smaller ones (M. Kleppmann, "How to do distributed locking", 2016).
-    pub fn fence(&self) -> u64 {
-        self.held.fence()
-    }
-
-    /// Releases the lock. If a reentrant holder has several guards, the last of them does.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety), and:
-    ///
-    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may have
-    ///   worked at the same time.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is then
-    ///   repeated in the background, and the lease ends by itself at the latest.
-    pub async fn unlock(self) -> Result<(), Error> {
-        release_one(self.held).await
-    }
-}
-
-impl Deref for MutexGuard {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        &self.held
     }
 }

@@ -105,14 +105,14 @@ impl ReentrantMutex {
 
     /// Returns another guard of the lease that this holder has.
     fn held_again(&self) -> Option<MutexGuard> {
-        let held = self.kind.0.borrow().upgrade().filter(|held| !held.is_lost())?;
-        Some(MutexGuard { held })
+        let held = self.kind.0.borrow().upgrade().filter(|held| !held.is_lost());
+        held.map(MutexGuard::from)
     }
 
     /// Shares a lease with the tasks of this holder that wait.
     fn share(&self, held: LeaseGuard) -> MutexGuard {
-        let held = Arc::new(held);
-        self.kind.0.send_replace(Arc::downgrade(&held));
-        MutexGuard { held }
+        let held = MutexGuard::from(held);
+        self.kind.0.send_replace(Arc::downgrade(&held.lease));
+        held
     }
 }

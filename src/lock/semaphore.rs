@@ -1,17 +1,17 @@
 //! The semaphore: permits that are renewed while their guard lives, and permits with an id, which
 //! outlive the process that acquired them.
 
-use std::{fmt, ops::Deref, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use super::{
-    Locks,
+    Locks, SemaphorePermit,
     front::{Lock, Looks, RenewalPace, Renews, ensure},
 };
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Lease, LeaseGuard, Release},
+    lease::{LeaseGuard, Release},
 };
 
 const MOST_AT_ONCE: u32 = 1000;
@@ -34,7 +34,7 @@ const MOST_AT_ONCE: u32 = 1000;
 /// let two = semaphore.acquire_many(2).await?;
 /// assert!(semaphore.try_acquire_many(2).await?.is_none());
 /// assert_eq!(semaphore.available().await?, 1);
-/// two.release().await?;
+/// two.unlock().await?;
 /// assert!(semaphore.try_acquire().await?.is_some());
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -84,15 +84,13 @@ impl Semaphore {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
     /// zero, more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
-        let held = self.acquire_in(self.permits(count)?).await?;
-        Ok(SemaphorePermit { held, count })
+        Ok(self.acquire_in(self.permits(count)?).await?.into())
     }
 
     /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
     /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
-        let held = self.try_acquire_in(self.permits(count)?).await?;
-        Ok(held.map(|held| SemaphorePermit { held, count }))
+        Ok(self.try_acquire_in(self.permits(count)?).await?.map(SemaphorePermit::from))
     }
 
     /// Returns how many permits were free at the moment of asking. For its errors, see
@@ -121,37 +119,6 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
 /// The mode of one permit. To look at all permits or to end them, any count will do.
 pub(super) fn any_permit(limit: u32) -> Mode {
     Mode::Permit { limit, count: 1 }
-}
-
-/// Permits of a [`Semaphore`].
-///
-/// They have no fencing token, because several callers hold at once. Their lease is renewed while
-/// the value lives. [Dropped](super#dropped-guards), it releases them.
-#[derive(Debug)]
-#[must_use = "permits are released when they are dropped"]
-pub struct SemaphorePermit {
-    held: LeaseGuard,
-    count: u32,
-}
-
-impl SemaphorePermit {
-    /// Returns the number of permits.
-    pub fn count(&self) -> u32 {
-        self.count
-    }
-
-    /// Releases the permits, as [`MutexGuard::unlock`](super::MutexGuard::unlock) releases a lock.
-    pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
-    }
-}
-
-impl Deref for SemaphorePermit {
-    type Target = Lease;
-
-    fn deref(&self) -> &Lease {
-        &self.held
-    }
 }
 
 /// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,

@@ -1,11 +1,11 @@
 //! The mutexes of several names, acquired in the order of the names.
 
-use std::time::Duration;
+use std::ops::Deref;
 
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    Locks,
+    Locks, MutexGuard,
     front::{Lock, Renews, ensure, none_if_not_acquired},
 };
 #[cfg(doc)]
@@ -14,7 +14,7 @@ use crate::{
     backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{LeaseGuard, run_until},
+    lease::run_until,
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -61,7 +61,7 @@ impl Several {
 
     async fn acquire_each(&self, waits: bool) -> Result<SeveralGuard, Error> {
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let held = self.acquire_leases(claims).await?;
+        let held = self.acquire_leases(claims).await?.into_iter().map(MutexGuard::from);
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
@@ -101,15 +101,14 @@ impl Several {
 /// let several = locks.several(["account:7", "account:9"]);
 /// let guard = several.lock().await?;
 /// assert!(several.try_lock().await?.is_none());
-/// for (account, fence) in guard.fences() {
+/// for (account, held) in guard.iter() {
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///     write(account, fence).await;
+///     write(account, held.fence()).await;
 /// }
 /// tokio::select! {
 ///     () = guard.lost() => println!("another holder may have one of the locks"),
 ///     written = guard.run(async { 7 }) => println!("wrote {}", written?),
 /// }
-/// guard.renew().await?;
 /// guard.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -117,59 +116,39 @@ impl Several {
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.
-    held: Vec<(Key, LeaseGuard)>,
+    held: Vec<(Key, MutexGuard)>,
 }
 
 impl SeveralGuard {
     /// Completes when one of the leases is lost, as [`Lease::lost`] does.
     pub async fn lost(&self) {
-        select_all(self.each().map(|held| Box::pin(held.lost()))).await;
-    }
-
-    /// Returns `true` if one of the leases is lost.
-    pub fn is_lost(&self) -> bool {
-        self.each().any(|held| held.is_lost())
+        select_all(self.iter().map(|(_, held)| Box::pin(held.lost()))).await;
     }
 
     /// Runs a future until it completes or one of the leases is lost, as [`Lease::run`] does.
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         run_until(self.lost(), work).await.ok_or_else(|| {
-            let lost = self.each().find(|held| held.is_lost()).or(self.each().next());
-            lost.map_or_else(|| Error::lost(""), |held| held.lost_error())
+            let lost = self.iter().find(|(_, held)| held.is_lost()).or(self.first());
+            Error::lost(lost.map_or("", |(name, _)| name.as_str()))
         })
     }
 
-    /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.
-    pub fn remaining(&self) -> Duration {
-        self.each().map(|held| held.remaining()).min().unwrap_or_default()
-    }
-
-    /// Renews the leases now, as [`Lease::renew`] does.
-    pub async fn renew(&self) -> Result<(), Error> {
-        combined(join_all(self.each().map(|held| held.renew())).await)
-    }
-
-    /// Returns each name with its [fencing token](super::MutexGuard::fence), in the order of the
-    /// names.
-    ///
-    /// Tokens of different names are unrelated. Give each resource the token of its own name.
-    pub fn fences(&self) -> impl Iterator<Item = (&Key, u64)> {
-        self.held.iter().map(|(name, held)| (name, held.fence()))
-    }
-
-    /// Releases all locks at once, as [`MutexGuard::unlock`](super::MutexGuard::unlock) does one.
+    /// Releases all locks at once, as [`MutexGuard::unlock`] does one. A loss outweighs a missing
+    /// answer.
     pub async fn unlock(self) -> Result<(), Error> {
-        combined(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
-    }
-
-    fn each(&self) -> impl Iterator<Item = &LeaseGuard> {
-        self.held.iter().map(|(_, held)| held)
+        let outcomes = join_all(self.held.into_iter().map(|(_, held)| held.unlock())).await;
+        let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+        let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
+        lost.or(errors.first()).cloned().map_or(Ok(()), Err)
     }
 }
 
-/// Makes one outcome of the outcomes of several leases. A loss outweighs a missing answer.
-fn combined(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
-    let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-    let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
-    lost.or(errors.first()).cloned().map_or(Ok(()), Err)
+/// Each name with its guard, in the order of the names. Fencing tokens of different names are
+/// unrelated, so give each resource the token of its own name.
+impl Deref for SeveralGuard {
+    type Target = [(Key, MutexGuard)];
+
+    fn deref(&self) -> &Self::Target {
+        &self.held
+    }
 }

@@ -88,7 +88,7 @@ impl Guard {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Twice(one, two) => one.is_lost() && two.is_lost(),
-            Self::Several(guard) => guard.is_lost(),
+            Self::Several(guard) => guard.iter().any(|(_, held)| held.is_lost()),
             other => other.lease().is_some_and(Lease::is_lost),
         }
     }
@@ -112,7 +112,7 @@ impl Guard {
             Self::Mutex(guard) => Some(guard.fence()),
             Self::Twice(guard, _) => Some(guard.fence()),
             // The middle one is shared with the rival.
-            Self::Several(guard) => guard.fences().nth(1).map(|(_, fence)| fence),
+            Self::Several(guard) => guard.get(1).map(|(_, held)| held.fence()),
             Self::Writer(guard) => Some(guard.fence()),
             Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
         }
@@ -120,7 +120,12 @@ impl Guard {
 
     pub async fn renew(&self) -> Result<(), Error> {
         match (self, self.lease()) {
-            (Self::Several(guard), _) => guard.renew().await,
+            (Self::Several(guard), _) => {
+                for (_, held) in guard.iter() {
+                    held.renew().await?;
+                }
+                Ok(())
+            }
             (Self::Id(permits, id), _) => permits.renew(*id).await,
             (_, Some(lease)) => lease.renew().await,
             (_, None) => Ok(()),
@@ -137,7 +142,7 @@ impl Guard {
             Self::Several(guard) => guard.unlock().await,
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
-            Self::Permit(guard) => guard.release().await,
+            Self::Permit(guard) => guard.unlock().await,
             Self::Id(permits, id) => match permits.release(id).await? {
                 true => Ok(()),
                 // That of a guard says the same.

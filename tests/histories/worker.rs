@@ -515,9 +515,10 @@ impl Worker {
         let Some(mut guard) = taking else { return };
         loop {
             let names = match &guard {
-                Guard::Several(all) => {
-                    all.fences().map(|(name, fence)| (name.as_str().to_owned(), fence)).collect()
-                }
+                Guard::Several(all) => all
+                    .iter()
+                    .map(|(name, held)| (name.as_str().to_owned(), held.fence()))
+                    .collect(),
                 one => vec![(name.clone(), one.fence().unwrap_or(0))],
             };
             let mut holds = Vec::new();

@@ -75,7 +75,7 @@ all_traits! {
     BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
     ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
-    Countdown, Entry, EntryKind, Failure, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
+    Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
     Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
     Operation,
 }
@@ -83,7 +83,7 @@ all_traits! {
 all_but_clone! {
     Turn, Lease, MutexGuard, WriteGuard, SemaphorePermit, SeveralGuard, Builder<String>,
     Request<String>, Box<dyn Codec<String>>, Box<dyn RetryStrategy>, BoxError, Changes, Claimed,
-    Committed, Grant, Answer,
+    Committed, Answer,
 }
 
 // A body is neither `Sync` nor `Clone`.
@@ -129,10 +129,10 @@ futures! {
     semaphore: Semaphore => semaphore.acquire(), semaphore.try_acquire(),
         semaphore.acquire_many(2), semaphore.try_acquire_many(2), semaphore.available(),
         semaphore.holder(), semaphore.force_unlock();
-    permit: SemaphorePermit => permit.lost(), permit.renew(), permit.release();
+    permit: SemaphorePermit => permit.lost(), permit.renew(), permit.unlock();
     permits: Permits => permits.acquire(), permits.try_acquire();
     permit: (Permits, PermitId) => permit.0.renew(permit.1), permit.0.release(permit.1);
-    guard: SeveralGuard => guard.lost(), guard.renew(), guard.unlock();
+    guard: SeveralGuard => guard.lost(), guard.unlock();
     latch: Latch => latch.set(1), latch.count_down(), latch.count_down_by(1), latch.left(),
         latch.wait(), latch.clear();
 

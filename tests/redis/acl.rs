@@ -203,7 +203,7 @@ async fn use_shared_locks(one: &Locks, two: &Locks, key: &str) -> Result<(), Err
     let [here, there] = [one, two].map(|locks| locks.semaphore(key, 2).wait_limit(LIMIT));
     let permit = here.acquire_many(2).await?;
     check(there.available().await? == 0, "a permit is still available")?;
-    permit.release().await?;
+    permit.unlock().await?;
     let permits = one.permits(format!("{key}-ids"), 1).wait_limit(LIMIT);
     let id = permits.acquire().await?;
     permits.renew(id).await?;
@@ -475,7 +475,7 @@ async fn a_read_that_is_refused_is_told_as_such() {
     raw.set_user("app", &[&all[..], &["-zscore"]].concat()).await;
     assert_refused(reader.renew().await, "the renewal of a reader");
     assert_refused(reader.unlock().await, "the release of a reader");
-    assert_refused(permit.release().await, "the release of a permit");
+    assert_refused(permit.unlock().await, "the release of a permit");
 
     // A refused queue entry is none of a full server, which is asked again.
     raw.set_user("app", &[&all[..], &["-zadd"]].concat()).await;

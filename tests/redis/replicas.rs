@@ -320,7 +320,7 @@ async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
     }
     replica.stop_signal();
     writer.unlock().await.unwrap();
-    permit.release().await.unwrap();
+    permit.unlock().await.unwrap();
     let mut raw = master.raw().await;
     let before = raw.calls("wait").await;
     assert!(comes_true(LIMIT, async || raw.calls("wait").await >= before + 4).await);
@@ -331,5 +331,5 @@ async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
         assert_eq!(replica.raw().await.keys(key).await.len(), 1, "{key} is not on the replica");
     }
     reader.unlock().await.unwrap();
-    second.release().await.unwrap();
+    second.unlock().await.unwrap();
 }

@@ -30,7 +30,7 @@ use self::contention::Contention;
 use crate::{
     backend::{
         Changes, Claim, Claimed, Grant, Holding, Leases, Mode, Occupied, Owner, Renewal,
-        SemaphoreKind, answered, in_time,
+        SemaphoreKind, in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
@@ -94,8 +94,7 @@ impl Majority {
     /// Checks that the round trip to a majority fits well into the limit.
     pub(super) async fn ready(&self, name: &Name) -> Result<(), Error> {
         let measured = self.servers.iter().map(async |server| {
-            let backend = server.backend.as_ref();
-            let ask = || answered(backend, backend.inspect(name, SemaphoreKind::Mutex));
+            let ask = || server.backend.inspect(name, SemaphoreKind::Mutex);
             // The first request waits for the connection.
             ask().await?;
             let asked = Instant::now();
@@ -144,12 +143,8 @@ impl Majority {
     /// The error of an operation that the servers that answered did not decide.
     fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
         let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-        let foreign: Vec<_> =
-            errors.iter().filter(|error| error.kind() == BackendErrorKind::Foreign).collect();
-        if self.servers.len() - foreign.len() < self.needed()
-            && let Some(error) = foreign.first()
-        {
-            return (**error).clone();
+        if let Some(error) = errors.iter().find(|error| error.kind() == BackendErrorKind::Foreign) {
+            return (*error).clone();
         }
         let (all, failed, limit) = (self.servers.len(), errors.len(), self.limit);
         let why = errors.first().map_or(String::new(), |why| {
@@ -197,6 +192,9 @@ impl Majority {
         // Those without an answer undo themselves.
         let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
         let is_any_granted = !granted.is_empty();
+        if granted.len() < self.needed() || !held.is_empty() {
+            self.contention.met(&claim.name, &self.servers);
+        }
         let answer = match granted.len() < self.needed() {
             true => Ok(self.in_the_way(granted.len(), held).map(Claimed::Occupied)),
             false => {
@@ -310,7 +308,6 @@ impl Leases for Majority {
             if let Claimed::Granted(_) = answer {
                 return Ok(answer);
             }
-            self.contention.met(&claim.name, &self.servers);
             // A server that does not answer may have taken all the time.
             if !is_any_granted || tries == TRIES || begun.elapsed() >= self.limit {
                 return Ok(answer);
@@ -358,7 +355,6 @@ impl Leases for Majority {
     /// background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
-        self.contention.released(&claim.name);
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
             Some(_) => {

@@ -36,7 +36,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
         5 => {
             let count = random.u32(1..4);
             let semaphore = locks.semaphore(name, 4).lease(lease).wait_limit(wait);
-            semaphore.acquire_many(count).await?.release().await
+            semaphore.acquire_many(count).await?.unlock().await
         }
         6 => {
             let permits = locks.permits(name, 4).lease(lease).wait_limit(wait);
