@@ -178,7 +178,7 @@ impl Subscriptions<'_> {
         if channels.is_empty() {
             return Ok(Vec::new());
         }
-        let shard = if self.pushes.events.node.is_some() { "S" } else { "" };
+        let shard = if self.pushes.events.all.is_cluster { "S" } else { "" };
         let mut pipeline = redis::pipe();
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());
