@@ -163,7 +163,7 @@ impl RedisBackendBuilder {
         E: Into<BoxError>,
     {
         let provide = move || provide().map(|provided| provided.map_err(E::into)).boxed();
-        self.config.access.credentials = Some(Arc::new(provide));
+        self.config.credentials = Some(Secret(Arc::new(provide)));
         self
     }
 
@@ -173,7 +173,7 @@ impl RedisBackendBuilder {
     /// of its own (`tls-auth-clients`), or trust a private CA.
     #[cfg(feature = "tls")]
     pub fn tls_config(mut self, config: Arc<rustls::ClientConfig>) -> Self {
-        self.config.access.tls = Some(config);
+        self.config.tls = Some(Secret(config));
         self
     }
 

@@ -11,7 +11,6 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::warn;
 
 use super::{
-    failure::ClientError,
     settings::RedisConfig,
     socket::{Progress, Socket},
 };
@@ -44,15 +43,14 @@ pub(super) async fn connect<T>(
 ) -> Result<(Connection, T), BackendError> {
     let (limit, progress) = (config.command_timeout, Progress::new());
     let end = after(Instant::now(), config.connect_timeout());
-    let access = &config.access;
     let reach = async {
-        Ok((access.log_in(server).await?, Socket::reach(server, progress.clone()).await?))
+        Ok((config.log_in(server).await?, Socket::reach(server, progress.clone()).await?))
     };
     let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(config));
     let (settings, socket) =
         reached.map_err(|error| failed(format!("cannot connect to {}", server.addr()), error))?;
     let log_in = async {
-        let (stream, driven) = (socket.secure(server, access).await?, progress.clone());
+        let (stream, driven) = (socket.secure(server, config).await?, progress.clone());
         let (mut commands, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, library(on_push)).await?;
         let (mut driver, asked) = (Box::pin(driver), Instant::now());
@@ -77,9 +75,9 @@ pub(super) async fn open_pubsub(
     server: &ConnectionInfo,
     config: &RedisConfig,
 ) -> Result<PubSub, RedisError> {
-    let settings = config.access.log_in(server).await?;
+    let settings = config.log_in(server).await?;
     let socket = Socket::reach(server, Progress::new()).await?;
-    let stream = socket.secure(server, &config.access).await?;
+    let stream = socket.secure(server, config).await?;
     PubSub::new(&settings, stream).await
 }
 
@@ -101,16 +99,9 @@ fn late<T>(config: &RedisConfig) -> Result<T, RedisError> {
     Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-struct ConnectError {
-    text: String,
-    source: ClientError,
-}
-
-fn failed(text: String, error: RedisError) -> BackendError {
-    let error = ConnectError { text, source: ClientError(error) };
-    BackendError::new(BackendErrorKind::Unavailable, error)
+/// Returns the error, with the words of the client library.
+fn failed(what: String, error: RedisError) -> BackendError {
+    BackendError::new(BackendErrorKind::Unavailable, format!("{what}: {error}"))
 }
 
 /// Returns the error of a server that accepted the connection.

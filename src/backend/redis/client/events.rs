@@ -45,11 +45,6 @@ impl NodeEvents {
         slots.is_some_and(|slots| slots.owner(slot_of(channel.as_bytes())) == Some(node))
     }
 
-    /// Wakes the waiters on the server's channels, so that each asks again.
-    pub(super) fn wake(&self) {
-        self.all.channels.wake(|channel| self.serves(channel));
-    }
-
     /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.
     pub(super) fn lost(&self) {
         self.all.channels.lost(|channel| self.serves(channel));

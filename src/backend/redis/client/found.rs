@@ -144,16 +144,7 @@ impl FoundNodes {
 
     /// Returns the map of slots. The first call starts the task that asks for it.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
-        let start = || {
-            self.watch.start(|| {
-                let nodes = self.known.clone();
-                let pending = Finding::Pending(nodes.config.first_connection_limit());
-                let on_end = move || {
-                    nodes.events.slots.set_unless_known(pending);
-                };
-                (keep_known(self.known.clone()), on_end)
-            });
-        };
+        let start = || self.watch.start(|| keep_known(self.known.clone()));
         start();
         match self.known.events.slots.known() {
             Some(known) => Ok(known),
@@ -183,11 +174,9 @@ impl KnownNodes {
                     let _ = timeout(tick, self.events.trouble.notified()).await;
                 }
                 Err(error) => {
-                    let Events { slots, channels, .. } = &*self.events;
-                    if slots.set_unless_known(Finding::Failed(error.clone())) {
+                    if self.events.slots.set_unless_known(Finding::Failed(error.clone())) {
                         let error = Chain(&error);
                         warn!(%error, "no sentinel or cluster node replies; trying again");
-                        channels.wake(|_| true);
                     }
                     sleep(pauses.next()).await;
                 }

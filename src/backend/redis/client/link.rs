@@ -79,11 +79,9 @@ impl Link {
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        let ConnectionsTask { all, task } = &*self.task;
-        task.start(|| {
-            let (kept, ended) = (all.clone().into_iter().map(keep_connected), all.clone());
-            let task = async { drop(join_all(kept).await) };
-            (task, move || ended.iter().for_each(|kept| kept.ended()))
+        self.task.task.start(|| {
+            let all = RunningConnections(self.task.all.clone());
+            async move { drop(join_all(all.0.iter().cloned().map(keep_connected)).await) }
         });
     }
 
@@ -127,7 +125,7 @@ impl Link {
 
     /// Returns whether the last attempt to connect failed.
     pub(super) fn has_failed(&self) -> bool {
-        matches!(self.kept.current.now(), Finding::Failed(_))
+        self.kept.current.has_failed()
     }
 
     /// Waits for the connection.
@@ -136,14 +134,27 @@ impl Link {
     }
 }
 
+/// Notes that the task has ended with its runtime, and the connections with it.
+struct RunningConnections(Vec<Arc<KeptConnection>>);
+
+impl Drop for RunningConnections {
+    fn drop(&mut self) {
+        for kept in &self.0 {
+            kept.current.set(Finding::Pending(kept.config.first_connection_limit()));
+            if kept.is_for_pushes {
+                kept.events.lost();
+            }
+        }
+    }
+}
+
 async fn keep_connected(kept: Arc<KeptConnection>) {
     let (mut pauses, mut away_since) = (Pauses::default(), None);
     loop {
-        kept.is_wanted().await;
         let mut begun = Instant::now();
         match kept.connect().await {
             Ok((current, pushes)) => {
-                kept.connected(&current, begun, away_since.take());
+                kept.connected(&current, away_since.take());
                 tokio::select! {
                     () = current.broken.cancelled() => {}
                     () = current.progress.ended.cancelled() => {}
@@ -163,33 +174,10 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
 }
 
 impl KeptConnection {
-    /// Notes that the task has ended with its runtime, and the connection with it.
-    fn ended(&self) {
-        self.current.set(Finding::Pending(self.config.first_connection_limit()));
-        if self.is_for_pushes {
-            self.events.lost();
-        }
-    }
-
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     fn give_up(&self, used: &Arc<Connection>) {
         self.current.broke(|current| Arc::ptr_eq(current, used), used.reconnect_limit);
         used.broken.cancel();
-    }
-
-    /// Completes when there must be a connection. The one for pushes is needed while a channel is
-    /// open, and after a failure, because no waiter listens for long while the server is down.
-    async fn is_wanted(&self) {
-        let channels = &self.events.all.channels;
-        let mut openings = channels.openings();
-        let is_idle = || {
-            channels.wanted(|channel| self.events.serves(channel)).is_empty()
-                && !matches!(self.current.now(), Finding::Failed(_))
-        };
-        while self.is_for_pushes && is_idle() {
-            // The registry lives as long as this.
-            let _ = openings.changed().await;
-        }
     }
 
     async fn connect(&self) -> Result<(Arc<Connection>, Option<Arc<Pushes>>), BackendError> {
@@ -204,8 +192,7 @@ impl KeptConnection {
         Ok((Arc::new(connection), pushes))
     }
 
-    fn connected(&self, current: &Arc<Connection>, begun: Instant, away_since: Option<Instant>) {
-        let has_failed = matches!(self.current.now(), Finding::Failed(_));
+    fn connected(&self, current: &Arc<Connection>, away_since: Option<Instant>) {
         self.current.set(Finding::Known(current.clone()));
         if self.is_for_pushes {
             return;
@@ -214,10 +201,6 @@ impl KeptConnection {
         if let Some(since) = away_since {
             let (server, away) = (self.server.addr(), since.elapsed());
             info!(%server, ?away, "connected to Redis again");
-        }
-        if has_failed || begun.elapsed() > self.config.command_timeout {
-            // Each waiter asks in vain at the moment, with pauses.
-            self.events.wake();
         }
     }
 
@@ -247,17 +230,8 @@ impl KeptConnection {
     fn failed(&self, error: BackendError, away_since: Instant) {
         let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
         let (server, away) = (self.server.addr(), away_since.elapsed());
-        if self.is_for_pushes {
-            if is_first {
-                debug!(%server, error = %Chain(&error), "no push connection to Redis");
-            }
-            return;
-        }
-        if self.told.first() || is_first {
+        if !self.is_for_pushes && (self.told.first() || is_first) {
             warn!(%server, ?away, error = %Chain(&error), "no connection to Redis; trying again");
-        }
-        if is_first {
-            self.events.wake();
         }
     }
 }

@@ -49,7 +49,7 @@ impl Sentinels {
     ) -> Result<(Self, ConnectionInfo), Error> {
         let (name, master) = read_master(master)?;
         let mut config = config_of_master.clone();
-        config.access.credentials = None;
+        config.credentials = None;
         let sentinel = |info: ConnectionInfo| {
             // Sentinels of Redis 6 do not speak RESP3.
             let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);

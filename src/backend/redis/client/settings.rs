@@ -27,8 +27,13 @@ pub(in super::super) struct RedisConfig {
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
     pub(in super::super) client_name: Option<String>,
+    /// Asked at each connect. Without it, the URL has the credentials.
     #[serde(skip)]
-    pub(in super::super) access: Access,
+    pub(in super::super) credentials: Option<Secret<Provider>>,
+    /// Without it, the roots of the system are trusted.
+    #[cfg(feature = "tls")]
+    #[serde(skip)]
+    pub(in super::super) tls: Option<Secret<Arc<rustls::ClientConfig>>>,
 }
 
 impl Default for RedisConfig {
@@ -43,12 +48,14 @@ impl Default for RedisConfig {
             push_limit: 64 << 10,
             replicas: None,
             client_name: None,
-            access: Access::default(),
+            credentials: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }
 
-/// A URL or a name, which may have a password in it. No error and no log shows it.
+/// A setting that may have a password in it. No error and no log shows it.
 #[derive(Clone)]
 pub(in super::super) struct Secret<T>(pub(in super::super) T);
 
@@ -103,6 +110,28 @@ impl RedisConfig {
         }
     }
 
+    /// Returns the settings of a new connection, with the credentials of now.
+    ///
+    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
+    /// with it, and the next one comes after a pause.
+    pub(super) async fn log_in(
+        &self,
+        to: &ConnectionInfo,
+    ) -> Result<RedisConnectionInfo, RedisError> {
+        let settings = to.redis_settings().clone();
+        let Some(Secret(provide)) = &self.credentials else { return Ok(settings) };
+        // The callback may also panic before it returns its future.
+        let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
+        let why = match asked.await {
+            Ok(Ok((user, password))) => {
+                return Ok(settings.set_username(user).set_password(password));
+            }
+            Ok(Err(error)) => format!("failed: {}", Chain(&*error)),
+            Err(panic) => format!("panicked: {}", words_of(&*panic)),
+        };
+        Err(io::Error::other(format!("the callback for credentials {why}")).into())
+    }
+
     pub(super) fn connect_timeout(&self) -> Duration {
         let usual = self.command_timeout.saturating_mul(4).max(Duration::from_secs(1));
         self.connect_timeout.unwrap_or(usual)
@@ -140,23 +169,7 @@ impl Replicas {
 /// The name of a user, and the password.
 type Credentials = Result<(String, String), BoxError>;
 
-type Provider = Arc<dyn Fn() -> BoxFuture<'static, Credentials> + Send + Sync>;
-
-/// How the connections of a backend log in, beyond what their URLs say.
-#[derive(Clone, Default)]
-pub(in super::super) struct Access {
-    /// Asked at each connect. Without it, the URL has the credentials.
-    pub(in super::super) credentials: Option<Provider>,
-    /// Without it, the roots of the system are trusted.
-    #[cfg(feature = "tls")]
-    pub(in super::super) tls: Option<Arc<rustls::ClientConfig>>,
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").finish_non_exhaustive()
-    }
-}
+pub(in super::super) type Provider = Arc<dyn Fn() -> BoxFuture<'static, Credentials> + Send + Sync>;
 
 /// The address of a master or of a node, as another server names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -174,30 +187,6 @@ pub(super) fn at(info: &ConnectionInfo, address: &Address) -> ConnectionInfo {
         }
         _ => ConnectionAddr::Tcp(host, port),
     })
-}
-
-impl Access {
-    /// Returns the settings of a new connection, with the credentials of now.
-    ///
-    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
-    /// with it, and the next one comes after a pause.
-    pub(super) async fn log_in(
-        &self,
-        to: &ConnectionInfo,
-    ) -> Result<RedisConnectionInfo, RedisError> {
-        let settings = to.redis_settings().clone();
-        let Some(provide) = &self.credentials else { return Ok(settings) };
-        // The callback may also panic before it returns its future.
-        let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
-        let why = match asked.await {
-            Ok(Ok((user, password))) => {
-                return Ok(settings.set_username(user).set_password(password));
-            }
-            Ok(Err(error)) => format!("failed: {}", Chain(&*error)),
-            Err(panic) => format!("panicked: {}", words_of(&*panic)),
-        };
-        Err(io::Error::other(format!("the callback for credentials {why}")).into())
-    }
 }
 
 /// Reads several URLs. An error tells which of them is wrong.

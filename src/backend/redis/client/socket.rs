@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::settings::Access;
+use super::settings::RedisConfig;
 use crate::{sync::lock, time::after};
 
 /// A write of this size or more takes its time on the way: a second for each megabyte.
@@ -209,12 +209,12 @@ impl Socket {
     pub(super) async fn secure(
         self,
         server: &ConnectionInfo,
-        _access: &Access,
+        _config: &RedisConfig,
     ) -> Result<Box<dyn Stream>, io::Error> {
         match server.addr() {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
-                Ok(Box::new(tls::connect(_access, host, self).await?))
+                Ok(Box::new(tls::connect(_config, host, self).await?))
             }
             _ => Ok(Box::new(self)),
         }
@@ -296,16 +296,17 @@ mod tls {
     use tokio::task::spawn_blocking;
     use tokio_rustls::{TlsConnector, client::TlsStream};
 
-    use super::{Access, Socket};
+    use super::{RedisConfig, Socket};
+    use crate::backend::redis::client::settings::Secret;
 
     pub(super) async fn connect(
-        access: &Access,
+        config: &RedisConfig,
         host: &str,
         socket: Socket,
     ) -> Result<TlsStream<Socket>, io::Error> {
         let name = ServerName::try_from(host).map_err(io::Error::other)?;
-        let config = match &access.tls {
-            Some(config) => config.clone(),
+        let config = match &config.tls {
+            Some(Secret(config)) => config.clone(),
             // The roots are files.
             None => Arc::new(spawn_blocking(trusting_the_system).await??),
         };
