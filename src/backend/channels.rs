@@ -161,12 +161,6 @@ impl Channels {
         self.state().channels.get(channel).is_some_and(|known| known.is_confirmed)
     }
 
-    /// Makes the waiters on some channels look again.
-    pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
-        let waiters = self.state().waiters_on(which);
-        waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
-    }
-
     pub(crate) fn wants(&self, channel: &str) -> bool {
         self.state().channels.contains_key(channel)
     }

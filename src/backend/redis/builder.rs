@@ -5,10 +5,14 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{
     RedisBackend, RedisInner,
-    client::{Location, RedisConfig, Replicas, Servers},
+    client::{RedisConfig, Replicas, Secret, Servers},
     keys::ChannelNames,
     ops::Heartbeat,
 };
@@ -19,11 +23,10 @@ use crate::error::{BoxError, Error, ErrorKind};
 /// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
 /// is needed, and the last call counts. Everything else has a default. The page
 /// [`failover`](super::failover) tells what a failover to another server may lose.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {
-    location: Location,
-    pub(super) config: RedisConfig,
+    config: RedisConfig,
 }
 
 /// A longer time-out is a mistake of units.
@@ -37,9 +40,8 @@ impl RedisBackendBuilder {
     /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
     /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
     /// installed another one.
-    pub fn server(mut self, url: impl Into<String>) -> Self {
-        self.location = Location::Server(url.into());
-        self
+    pub fn server(self, url: impl Into<String>) -> Self {
+        self.at(|config| config.server = Some(Secret(url.into())))
     }
 
     /// Connects to the master that sentinels watch.
@@ -50,12 +52,14 @@ impl RedisBackendBuilder {
     /// a database: `redis://shop:secret@mymaster/3`. With `rediss://`, the certificate of the
     /// master must have the name or the address that the sentinels announce.
     pub fn sentinels<U: AsRef<str>>(
-        mut self,
+        self,
         urls: impl IntoIterator<Item = U>,
         master: impl Into<String>,
     ) -> Self {
-        self.location = Location::Sentinels(owned(urls), master.into());
-        self
+        self.at(|config| {
+            config.sentinels = Some(owned(urls));
+            config.master = Some(Secret(master.into()));
+        })
     }
 
     /// Connects to a Redis Cluster of version 7 or later.
@@ -67,9 +71,16 @@ impl RedisBackendBuilder {
     /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
     /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
     /// and are then [refused](crate::error::BackendErrorKind::Refused).
-    pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.location = Location::Cluster(owned(urls));
-        self
+    pub fn cluster<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.at(|config| config.cluster = Some(owned(urls)))
+    }
+
+    /// Sets where the servers are. The last call counts.
+    fn at(self, set: impl FnOnce(&mut RedisConfig)) -> Self {
+        let (server, sentinels, master, cluster) = Default::default();
+        let mut config = RedisConfig { server, sentinels, master, cluster, ..self.config };
+        set(&mut config);
+        Self { config }
     }
 
     /// Sets how long the connection may be silent while a command is under way.
@@ -152,7 +163,7 @@ impl RedisBackendBuilder {
         E: Into<BoxError>,
     {
         let provide = move || provide().map(|provided| provided.map_err(E::into)).boxed();
-        self.config.access.credentials = Some(Arc::new(provide));
+        self.config.credentials = Some(Secret(Arc::new(provide)));
         self
     }
 
@@ -162,7 +173,7 @@ impl RedisBackendBuilder {
     /// of its own (`tls-auth-clients`), or trust a private CA.
     #[cfg(feature = "tls")]
     pub fn tls_config(mut self, config: Arc<rustls::ClientConfig>) -> Self {
-        self.config.access.tls = Some(config);
+        self.config.tls = Some(Secret(config));
         self
     }
 
@@ -178,7 +189,7 @@ impl RedisBackendBuilder {
     /// - another setting is outside its range.
     pub fn build(self) -> Result<RedisBackend, Error> {
         self.check()?;
-        let (servers, database) = Servers::new(&self.location, self.config)?;
+        let (servers, database) = Servers::new(self.config)?;
         Ok(RedisBackend(Arc::new(RedisInner {
             servers,
             channel_names: ChannelNames::new(database),
@@ -209,13 +220,52 @@ impl RedisBackendBuilder {
     }
 }
 
-/// Leaves the URLs out, because they may have passwords in them.
-impl fmt::Debug for RedisBackendBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
+fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Secret<Vec<String>> {
+    Secret(urls.into_iter().map(|url| url.as_ref().to_owned()).collect())
+}
+
+/// Reads the settings from a configuration file. They have the names of the methods.
+///
+/// One of `server`, `sentinels` with `master`, and `cluster` must be given. A time is a text such
+/// as `250ms`: a whole number with the unit `ms`, `s`, `m` or `h`.
+///
+/// An error does not show a URL or a password. Some formats add the line of the mistake to it, as
+/// TOML does.
+///
+/// ```
+/// # use bellwether::backend::RedisBackendBuilder;
+/// let text = r#"{
+///     "sentinels": ["redis://10.0.0.1:26379"],
+///     "master": "mymaster",
+///     "command_timeout": "500ms",
+///     "replicas": { "count": 1, "within": "50ms" }
+/// }"#;
+/// let builder: RedisBackendBuilder = serde_json::from_str(text).unwrap();
+/// # builder.build().unwrap();
+/// ```
+impl<'de> Deserialize<'de> for RedisBackendBuilder {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(SettingsVisitor)
     }
 }
 
-fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Vec<String> {
-    urls.into_iter().map(|url| url.as_ref().to_owned()).collect()
+/// Reads a map of settings. The error of a format would show a URL in its place.
+struct SettingsVisitor;
+
+impl<'de> Visitor<'de> for SettingsVisitor {
+    type Value = RedisBackendBuilder;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of settings")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, _url: &str) -> Result<Self::Value, E> {
+        Err(E::custom("a text stands where a map of settings is expected"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        let config = RedisConfig::deserialize(MapAccessDeserializer::new(map))?;
+        config.location().map_err(A::Error::custom)?;
+        Ok(RedisBackendBuilder { config })
+    }
 }

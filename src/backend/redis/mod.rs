@@ -1,7 +1,7 @@
 //! Leases and entries in a Redis or Valkey server.
 //!
-//! - `builder`, `options` and `keys`: the settings, in code and in a file, and the names of Redis
-//!   keys and channels.
+//! - `builder` and `keys`: the settings, in code and in a file, and the names of Redis keys and
+//!   channels.
 //! - `ops/`: the backend traits. Each operation but a bare `GET` is one script.
 //! - `scripts/`: the scripts, called by their digests.
 //! - `client/`: the connections, to one server, to a master that sentinels watch, or to a cluster.
@@ -10,7 +10,6 @@ mod builder;
 mod client;
 mod keys;
 mod ops;
-mod options;
 mod scripts;
 #[doc = include_str!("../../../docs/failover.md")]
 pub mod failover {

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, ErrorKind, PushInfo, RedisError, Value,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
 };
 use tokio::time::{Instant, timeout_at};
@@ -11,8 +11,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::warn;
 
 use super::{
-    failure::ClientError,
-    settings::{ConnectTarget, RedisConfig},
+    settings::RedisConfig,
     socket::{Progress, Socket},
 };
 use crate::{
@@ -37,20 +36,21 @@ pub(super) type OnPush = Box<dyn Fn(PushInfo) + Send + Sync>;
 
 /// Connects to a server, and asks the first question, both within the connect time-out.
 pub(super) async fn connect<T>(
-    target: &ConnectTarget,
+    server: &ConnectionInfo,
     config: &RedisConfig,
     on_push: Option<OnPush>,
     first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
 ) -> Result<(Connection, T), BackendError> {
     let (limit, progress) = (config.command_timeout, Progress::new());
     let end = after(Instant::now(), config.connect_timeout());
-    let reach =
-        async { Ok((target.settings().await?, Socket::reach(target, progress.clone()).await?)) };
+    let reach = async {
+        Ok((config.log_in(server).await?, Socket::reach(server, progress.clone()).await?))
+    };
     let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(config));
-    let (settings, socket) = reached
-        .map_err(|error| failed(format!("cannot connect to {}", target.info.addr()), error))?;
+    let (settings, socket) =
+        reached.map_err(|error| failed(format!("cannot connect to {}", server.addr()), error))?;
     let log_in = async {
-        let (stream, driven) = (socket.secure(target).await?, progress.clone());
+        let (stream, driven) = (socket.secure(server, config).await?, progress.clone());
         let (mut commands, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, library(on_push)).await?;
         let (mut driver, asked) = (Box::pin(driver), Instant::now());
@@ -67,13 +67,17 @@ pub(super) async fn connect<T>(
         Ok((Connection { commands, progress, broken, reconnect_limit, _driver }, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(config));
-    logged_in.map_err(|error| unusable(target, error))
+    logged_in.map_err(|error| unusable(server.addr(), error))
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.
-pub(super) async fn open_pubsub(target: &ConnectTarget) -> Result<PubSub, RedisError> {
-    let settings = target.settings().await?;
-    let stream = Socket::reach(target, Progress::new()).await?.secure(target).await?;
+pub(super) async fn open_pubsub(
+    server: &ConnectionInfo,
+    config: &RedisConfig,
+) -> Result<PubSub, RedisError> {
+    let settings = config.log_in(server).await?;
+    let socket = Socket::reach(server, Progress::new()).await?;
+    let stream = socket.secure(server, config).await?;
     PubSub::new(&settings, stream).await
 }
 
@@ -95,29 +99,21 @@ fn late<T>(config: &RedisConfig) -> Result<T, RedisError> {
     Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{text}")]
-struct ConnectError {
-    text: String,
-    source: ClientError,
-}
-
-fn failed(text: String, error: RedisError) -> BackendError {
-    let error = ConnectError { text, source: ClientError(error) };
-    BackendError::new(BackendErrorKind::Unavailable, error)
+/// Returns the error, with the words of the client library.
+fn failed(what: String, error: RedisError) -> BackendError {
+    BackendError::new(BackendErrorKind::Unavailable, format!("{what}: {error}"))
 }
 
 /// Returns the error of a server that accepted the connection.
-fn unusable(target: &ConnectTarget, error: RedisError) -> BackendError {
+fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
     use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
-    let server = target.info.addr();
     let is_refusal = error.code().is_some()
         || matches!(error.kind(), AuthenticationFailed | Client | RESP3NotSupported);
     if is_refusal {
         return failed(format!("{server} cannot be used"), error);
     }
     let (kind, use_this) = match server {
-        redis::ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
+        ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
         _ => ("for TLS", "`rediss:`"),
     };
     let text = format!(

@@ -17,22 +17,24 @@ pub(in super::super) struct Events {
     pub(in super::super) new_connections: watch::Sender<()>,
     /// Notified when a slot has moved, or a connection broke.
     pub(super) trouble: Notify,
-    /// The slots of a cluster. A map that was known stays, whatever fails.
+    /// The slots that nodes serve. A map that was known stays, whatever fails.
     pub(super) slots: LatestFinding<Arc<SlotMap>>,
+    /// The channels are those of shards.
+    pub(super) is_cluster: bool,
 }
 
 impl Events {
-    pub(super) fn new(config: &RedisConfig) -> Arc<Self> {
+    pub(super) fn new(config: &RedisConfig, is_cluster: bool) -> Arc<Self> {
         let (channels, new_connections, trouble) = Default::default();
         let slots = LatestFinding::pending(config.first_connection_limit());
-        Arc::new(Self { channels, new_connections, trouble, slots })
+        Arc::new(Self { channels, new_connections, trouble, slots, is_cluster })
     }
 }
 
 #[derive(Clone)]
 pub(super) struct NodeEvents {
     pub(super) all: Arc<Events>,
-    /// The node of a cluster. `None` for a single server, which serves all channels.
+    /// The node that was found. `None` for a server that is always the same, and serves all channels.
     pub(super) node: Option<Address>,
 }
 
@@ -41,11 +43,6 @@ impl NodeEvents {
         let Some(node) = &self.node else { return true };
         let slots = self.all.slots.known();
         slots.is_some_and(|slots| slots.owner(slot_of(channel.as_bytes())) == Some(node))
-    }
-
-    /// Wakes the waiters on the server's channels, so that each asks again.
-    pub(super) fn wake(&self) {
-        self.all.channels.wake(|channel| self.serves(channel));
     }
 
     /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.

@@ -21,17 +21,6 @@ pub(super) enum CommandRetry {
     Later,
 }
 
-/// An error of the client library, without its source. The library shows the source in the text of
-/// its error, so a logger that walks the sources would show it twice.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct ClientError(pub(super) RedisError);
-
-/// A refusal of a command within a script. The server does not name the command.
-#[derive(Debug, thiserror::Error)]
-#[error("an ACL forbids a command of the script; `RedisBackend::ready` names it")]
-struct RightMissing(#[source] ClientError);
-
 impl CommandFailure {
     pub(super) fn of(error: RedisError) -> Self {
         let kind = match code(&error) {
@@ -44,10 +33,15 @@ impl CommandFailure {
         let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
-        let error = match lacks_right {
-            true => BackendError::new(kind, RightMissing(ClientError(error))),
-            false => BackendError::new(kind, ClientError(error)),
+        // The library shows the source of its error in the text, so the text is all.
+        let why = match lacks_right {
+            // The server does not name the command.
+            true => format!(
+                "an ACL forbids a command of the script; `RedisBackend::ready` names it: {error}"
+            ),
+            false => error.to_string(),
         };
+        let error = BackendError::new(kind, why);
         Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
     }
 }

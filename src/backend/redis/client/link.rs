@@ -11,7 +11,7 @@
 use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{ConnectionAddr, RedisError, aio::MultiplexedConnection};
+use redis::{ConnectionInfo, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
@@ -20,7 +20,6 @@ use super::{
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
     push::{Pushes, keep_subscribed},
-    sentinel::Endpoint,
     settings::RedisConfig,
     task::{Finding, LatestFinding, OnDemandTask},
 };
@@ -47,7 +46,7 @@ struct ConnectionsTask {
 }
 
 struct KeptConnection {
-    endpoint: Endpoint,
+    server: ConnectionInfo,
     config: RedisConfig,
     events: NodeEvents,
     is_for_pushes: bool,
@@ -59,14 +58,14 @@ struct KeptConnection {
 impl Link {
     /// Returns the connections to a server, which one task keeps.
     pub(super) fn all<const COUNT: usize>(
-        endpoint: &Endpoint,
+        server: &ConnectionInfo,
         config: &RedisConfig,
         events: &NodeEvents,
         are_for_pushes: [bool; COUNT],
     ) -> [Self; COUNT] {
         let kept = are_for_pushes.map(|is_for_pushes| {
             Arc::new(KeptConnection {
-                endpoint: endpoint.clone(),
+                server: server.clone(),
                 config: config.clone(),
                 events: events.clone(),
                 is_for_pushes,
@@ -80,11 +79,9 @@ impl Link {
 
     /// Starts the task on the current runtime, if it does not run.
     pub(super) fn start(&self) {
-        let ConnectionsTask { all, task } = &*self.task;
-        task.start(|| {
-            let (kept, ended) = (all.clone().into_iter().map(keep_connected), all.clone());
-            let task = async { drop(join_all(kept).await) };
-            (task, move || ended.iter().for_each(|kept| kept.ended()))
+        self.task.task.start(|| {
+            let all = RunningConnections(self.task.all.clone());
+            async move { drop(join_all(all.0.iter().cloned().map(keep_connected)).await) }
         });
     }
 
@@ -126,27 +123,42 @@ impl Link {
         }
     }
 
+    /// Returns whether the last attempt to connect failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.kept.current.has_failed()
+    }
+
     /// Waits for the connection.
     pub(super) async fn connected(&self) -> Result<(), BackendError> {
         self.kept.current.wait(|| self.start()).await.map(drop)
     }
 }
 
+/// Notes that the task has ended with its runtime, and the connections with it.
+struct RunningConnections(Vec<Arc<KeptConnection>>);
+
+impl Drop for RunningConnections {
+    fn drop(&mut self) {
+        for kept in &self.0 {
+            kept.current.set(Finding::Pending(kept.config.first_connection_limit()));
+            if kept.is_for_pushes {
+                kept.events.lost();
+            }
+        }
+    }
+}
+
 async fn keep_connected(kept: Arc<KeptConnection>) {
-    let (mut pauses, mut at, mut away_since) = (Pauses::default(), None, None);
+    let (mut pauses, mut away_since) = (Pauses::default(), None);
     loop {
-        kept.is_wanted().await;
         let mut begun = Instant::now();
-        match kept.connect(&mut at).await {
-            // The sentinels name another master meanwhile.
-            Ok(None) => continue,
-            Ok(Some((current, pushes))) => {
-                kept.connected(&current, begun, away_since.take());
+        match kept.connect().await {
+            Ok((current, pushes)) => {
+                kept.connected(&current, away_since.take());
                 tokio::select! {
                     () = current.broken.cancelled() => {}
                     () = current.progress.ended.cancelled() => {}
                     () = kept.serve(&current, pushes) => {}
-                    () = kept.endpoint.left(at.as_ref()) => {}
                 }
                 kept.broke(&current);
                 (begun, pauses) = (Instant::now(), Pauses::default());
@@ -155,88 +167,40 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
             Err(error) => kept.failed(error, *away_since.get_or_insert_with(Instant::now)),
         }
         kept.events.all.trouble.notify_one();
-        // A pause counts from the beginning of the attempt. Another master ends it.
+        // A pause counts from the beginning of the attempt.
         let pause = pauses.next();
-        let until = after(begun, pause).max(after(Instant::now(), pause.min(AFTER_FAILURE)));
-        tokio::select! {
-            () = sleep_until(until) => {}
-            () = kept.endpoint.left(at.as_ref()) => {}
-        }
+        sleep_until(after(begun, pause).max(after(Instant::now(), pause.min(AFTER_FAILURE)))).await;
     }
 }
 
 impl KeptConnection {
-    /// Notes that the task has ended with its runtime, and the connection with it.
-    fn ended(&self) {
-        self.current.set(Finding::Pending(self.config.first_connection_limit()));
-        if self.is_for_pushes {
-            self.events.lost();
-        }
-    }
-
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     fn give_up(&self, used: &Arc<Connection>) {
         self.current.broke(|current| Arc::ptr_eq(current, used), used.reconnect_limit);
         used.broken.cancel();
     }
 
-    /// Completes when there must be a connection. The one for pushes is needed while a channel is
-    /// open, and after a failure, because no waiter listens for long while the server is down.
-    async fn is_wanted(&self) {
-        let channels = &self.events.all.channels;
-        let mut openings = channels.openings();
-        let is_idle = || {
-            channels.wanted(|channel| self.events.serves(channel)).is_empty()
-                && !matches!(self.current.now(), Finding::Failed(_))
-        };
-        while self.is_for_pushes && is_idle() {
-            // The registry lives as long as this.
-            let _ = openings.changed().await;
-        }
-    }
-
-    /// Connects, and notes the address. Returns `None` if the sentinels name another master
-    /// meanwhile: an attempt at a host that is down may last until its time-out.
-    async fn connect(
-        &self,
-        at: &mut Option<ConnectionAddr>,
-    ) -> Result<Option<(Arc<Connection>, Option<Arc<Pushes>>)>, BackendError> {
-        // Whichever server the sentinels name after a failure is another one.
-        *at = None;
-        let target = self.endpoint.find().await?;
-        *at = Some(target.info.addr().clone());
+    async fn connect(&self) -> Result<(Arc<Connection>, Option<Arc<Pushes>>), BackendError> {
         let pushes = self.is_for_pushes.then(|| Arc::new(Pushes::new(&self.events, &self.config)));
         let on_push = pushes.clone().map(|it| Box::new(move |push| it.receive(push)) as OnPush);
         let name = self.config.client_name.as_deref();
         let first = async |connection: &mut _| refuse_replica(connection, name).await;
-        let connected = tokio::select! {
-            connected = connect(&target, &self.config, on_push, first) => connected.map(Some),
-            () = self.endpoint.left(at.as_ref()) => Ok(None),
-        };
-        let Ok(Some((mut connection, ()))) = connected else {
-            self.endpoint.distrust();
-            return connected.map(|_| None);
-        };
+        let (mut connection, ()) = connect(&self.server, &self.config, on_push, first).await?;
         if let Some(pushes) = &pushes {
             connection.broken = pushes.end.clone();
         }
-        Ok(Some((Arc::new(connection), pushes)))
+        Ok((Arc::new(connection), pushes))
     }
 
-    fn connected(&self, current: &Arc<Connection>, begun: Instant, away_since: Option<Instant>) {
-        let has_failed = matches!(self.current.now(), Finding::Failed(_));
+    fn connected(&self, current: &Arc<Connection>, away_since: Option<Instant>) {
         self.current.set(Finding::Known(current.clone()));
         if self.is_for_pushes {
             return;
         }
         self.events.all.new_connections.send_replace(());
         if let Some(since) = away_since {
-            let (server, away) = (self.endpoint.shown(), since.elapsed());
+            let (server, away) = (self.server.addr(), since.elapsed());
             info!(%server, ?away, "connected to Redis again");
-        }
-        if has_failed || begun.elapsed() > self.config.command_timeout {
-            // Each waiter asks in vain at the moment, with pauses.
-            self.events.wake();
         }
     }
 
@@ -259,24 +223,15 @@ impl KeptConnection {
             self.events.lost();
             return;
         }
-        let server = self.endpoint.shown();
+        let server = self.server.addr();
         info!(%server, "the connection to Redis broke; connecting again");
     }
 
     fn failed(&self, error: BackendError, away_since: Instant) {
         let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
-        let (server, away) = (self.endpoint.shown(), away_since.elapsed());
-        if self.is_for_pushes {
-            if is_first {
-                debug!(%server, error = %Chain(&error), "no push connection to Redis");
-            }
-            return;
-        }
-        if self.told.first() || is_first {
+        let (server, away) = (self.server.addr(), away_since.elapsed());
+        if !self.is_for_pushes && (self.told.first() || is_first) {
             warn!(%server, ?away, error = %Chain(&error), "no connection to Redis; trying again");
-        }
-        if is_first {
-            self.events.wake();
         }
     }
 }

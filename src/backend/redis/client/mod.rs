@@ -12,6 +12,7 @@ mod commands;
 mod connect;
 mod events;
 mod failure;
+mod found;
 mod link;
 mod node;
 mod push;
@@ -36,13 +37,20 @@ pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
     events::Events,
     replicas::Confirmation,
-    settings::{Location, RedisConfig, Replicas},
+    settings::{RedisConfig, Replicas, Secret},
     task::OnDemandTask,
 };
 
 use self::{
-    cluster::Cluster, events::NodeEvents, failure::CommandFailure, link::Link, node::Node,
-    replicas::wait_refused, sentinel::Endpoint, settings::ConnectTarget,
+    cluster::Seeds,
+    events::NodeEvents,
+    failure::CommandFailure,
+    found::{FoundNodes, Guides},
+    link::Link,
+    node::Node,
+    replicas::wait_refused,
+    sentinel::Sentinels,
+    settings::Location,
 };
 use super::scripts::Call;
 use crate::{
@@ -57,36 +65,37 @@ pub(super) struct Servers {
 }
 
 enum Nodes {
-    Single(Arc<Node>),
-    Cluster(Cluster),
+    /// A server that is always the same.
+    Fixed(Arc<Node>),
+    Found(FoundNodes),
 }
 
 impl Servers {
     /// Returns the servers, and the database. A cluster has no databases.
-    pub(super) fn new(
-        location: &Location,
-        config: RedisConfig,
-    ) -> Result<(Self, Option<i64>), Error> {
-        let events = Events::new(&config);
-        let endpoint = match location {
-            Location::Missing => {
-                let why = "no server was given; call `server`, `sentinels` or `cluster`";
-                return Err(Error::new(ErrorKind::InvalidConfig, why));
-            }
+    pub(super) fn new(config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
+        let location = config.location().map_err(|why| {
+            Error::new(ErrorKind::InvalidConfig, format!("no server was given: {why}"))
+        })?;
+        let is_cluster = matches!(location, Location::Cluster(_));
+        let events = Events::new(&config, is_cluster);
+        let found = |guides, info| FoundNodes::new(guides, info, &config, &events);
+        let (nodes, info) = match location {
             Location::Server(url) => {
-                let (info, access) =
-                    (settings::parse(url, "the Redis URL")?, config.access.clone());
-                Endpoint::server(ConnectTarget { info, access })
+                let info = settings::parse(url, "the Redis URL")?;
+                let of_node = NodeEvents { all: events.clone(), node: None };
+                (Nodes::Fixed(Arc::new(Node::new(&info, &config, &of_node))), info)
             }
-            Location::Sentinels(urls, master) => Endpoint::watched(urls, master, &config)?,
+            Location::Sentinels(urls, master) => {
+                let (sentinels, info) = Sentinels::new(urls, master, &config)?;
+                (Nodes::Found(found(Guides::Sentinels(sentinels), &info)), info)
+            }
             Location::Cluster(urls) => {
-                let nodes = Nodes::Cluster(Cluster::new(urls, config.clone(), events.clone())?);
-                return Ok((Self { config, events, nodes }, None));
+                let (seeds, info) = Seeds::new(urls)?;
+                (Nodes::Found(found(Guides::Cluster(seeds), &info)), info)
             }
         };
-        let of_node = NodeEvents { all: events.clone(), node: None };
-        let nodes = Nodes::Single(Arc::new(Node::new(&endpoint, &config, &of_node)));
-        Ok((Self { config, events, nodes }, Some(endpoint.database())))
+        let database = (!is_cluster).then(|| info.redis_settings().db());
+        Ok((Self { config, events, nodes }, database))
     }
 
     pub(super) async fn call(&self, call: &Call<'_>) -> Result<Value, BackendError> {
@@ -130,14 +139,14 @@ impl Servers {
         F: Future<Output = Result<T, CommandFailure>>,
     {
         match &self.nodes {
-            Nodes::Single(node) => Ok(command(node.clone(), false).await?),
-            // Boxed, so that the futures of a single server stay small.
-            Nodes::Cluster(cluster) => Box::pin(cluster.send(key, command)).await,
+            Nodes::Fixed(node) => Ok(command(node.clone(), false).await?),
+            // Boxed, so that the futures of a fixed server stay small.
+            Nodes::Found(found) => Box::pin(found.send(key, command)).await,
         }
     }
 
     pub(super) fn is_single(&self) -> bool {
-        matches!(self.nodes, Nodes::Single(_))
+        !self.events.is_cluster
     }
 
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
@@ -178,8 +187,8 @@ impl Servers {
         F: Future<Output = Result<T, BackendError>>,
     {
         let nodes = match &self.nodes {
-            Nodes::Single(node) => vec![node.clone()],
-            Nodes::Cluster(cluster) => cluster.nodes().boxed().await?,
+            Nodes::Fixed(node) => vec![node.clone()],
+            Nodes::Found(found) => found.nodes().boxed().await?,
         };
         try_join_all(nodes.into_iter().map(|node| ask(node.commands.clone()))).await
     }
@@ -187,8 +196,8 @@ impl Servers {
     /// Replaces the current connections after a reply that does not match its command.
     pub(super) fn replace_connections(&self) {
         match &self.nodes {
-            Nodes::Single(node) => node.replace_connections(),
-            Nodes::Cluster(cluster) => cluster.replace_connections(),
+            Nodes::Fixed(node) => node.replace_connections(),
+            Nodes::Found(found) => found.replace_connections(),
         }
     }
 
@@ -199,8 +208,8 @@ impl Servers {
 
     pub(super) fn shard(&self, name: &Name) -> usize {
         match &self.nodes {
-            Nodes::Single(_) => 0,
-            Nodes::Cluster(cluster) => cluster.shard(name),
+            Nodes::Fixed(_) => 0,
+            Nodes::Found(found) => found.shard(name),
         }
     }
 }

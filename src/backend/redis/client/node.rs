@@ -1,10 +1,11 @@
 //! The connections to one server.
 
+use redis::ConnectionInfo;
+
 use super::{
     events::NodeEvents,
     link::Link,
     replicas::{GrantReply, Grants},
-    sentinel::Endpoint,
     settings::RedisConfig,
 };
 use crate::backend::redis::scripts::Call;
@@ -18,12 +19,12 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: &NodeEvents) -> Self {
+    pub(super) fn new(server: &ConnectionInfo, config: &RedisConfig, events: &NodeEvents) -> Self {
         let Some(needed) = config.replicas else {
-            let [commands, push] = Link::all(endpoint, config, events, [false, true]);
+            let [commands, push] = Link::all(server, config, events, [false, true]);
             return Self { commands, grants: None, push };
         };
-        let all = Link::all(endpoint, config, events, [false, false, true]);
+        let all = Link::all(server, config, events, [false, false, true]);
         let [commands, grants, push] = all;
         Self { commands, grants: Some(Grants::new(grants, needed)), push }
     }

@@ -18,9 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use redis::{
-    ErrorKind, PushInfo, PushKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection,
-};
+use redis::{ErrorKind, Pipeline, PushInfo, PushKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -131,8 +129,10 @@ pub(super) async fn keep_subscribed(
             let _ = timeout_at(until, openings.changed()).await;
             is_complete = subscriptions.reconcile().await?;
         }
-        let ping = redis::cmd("PING");
-        subscriptions.exchange(async |mut it| it.send_packed_command(&ping).await).await?;
+        // Without a channel, nobody relies on the connection.
+        if !subscriptions.subscribed.is_empty() {
+            subscriptions.exchange(redis::pipe().cmd("PING")).await?;
+        }
     }
 }
 
@@ -178,24 +178,18 @@ impl Subscriptions<'_> {
         if channels.is_empty() {
             return Ok(Vec::new());
         }
-        let shard = if self.pushes.events.node.is_some() { "S" } else { "" };
+        let shard = if self.pushes.events.all.is_cluster { "S" } else { "" };
         let mut pipeline = redis::pipe();
         for channel in channels {
             pipeline.cmd(&format!("{shard}{command}")).arg(channel.as_ref());
         }
-        let count = channels.len();
-        self.exchange(async |mut it| it.send_packed_commands(&pipeline, 0, count).await).await
+        self.exchange(&pipeline).await
     }
 
-    /// Waits for a reply, which comes behind all pushes.
-    async fn exchange<T, F>(
-        &self,
-        send: impl FnOnce(MultiplexedConnection) -> F,
-    ) -> Result<T, RedisError>
-    where
-        F: Future<Output = Result<T, RedisError>>,
-    {
-        let sending = pin!(send(self.current.commands.clone()));
+    /// Sends commands in one write. The replies come behind all pushes.
+    async fn exchange(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        let mut connection = self.current.commands.clone();
+        let sending = pin!(connection.send_packed_commands(commands, 0, commands.len()));
         let reply = self.current.progress.reply(sending, self.limit).await;
         reply.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
     }

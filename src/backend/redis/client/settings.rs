@@ -7,35 +7,131 @@ use redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
     RedisError,
 };
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::error::{BoxError, Chain, Error, ErrorKind, words_of};
 
-/// The settings of a backend that do not depend on where its servers are.
-#[derive(Clone, Debug)]
+/// The settings of a backend. In a file, they have the names of the builder's methods.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(in super::super) struct RedisConfig {
+    pub(in super::super) server: Option<Secret<String>>,
+    pub(in super::super) sentinels: Option<Secret<Vec<String>>>,
+    pub(in super::super) master: Option<Secret<String>>,
+    pub(in super::super) cluster: Option<Secret<Vec<String>>>,
     /// How long a connection may be silent while a command is under way.
+    #[serde(deserialize_with = "time")]
     pub(in super::super) command_timeout: Duration,
+    #[serde(deserialize_with = "some_time")]
     pub(in super::super) connect_timeout: Option<Duration>,
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
     pub(in super::super) client_name: Option<String>,
-    pub(in super::super) access: Access,
+    /// Asked at each connect. Without it, the URL has the credentials.
+    #[serde(skip)]
+    pub(in super::super) credentials: Option<Secret<Provider>>,
+    /// Without it, the roots of the system are trusted.
+    #[cfg(feature = "tls")]
+    #[serde(skip)]
+    pub(in super::super) tls: Option<Secret<Arc<rustls::ClientConfig>>>,
 }
 
 impl Default for RedisConfig {
     fn default() -> Self {
         Self {
+            server: None,
+            sentinels: None,
+            master: None,
+            cluster: None,
             command_timeout: Duration::from_millis(250),
             connect_timeout: None,
             push_limit: 64 << 10,
             replicas: None,
             client_name: None,
-            access: Access::default(),
+            credentials: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }
 
+/// A setting that may have a password in it. No error and no log shows it.
+#[derive(Clone)]
+pub(in super::super) struct Secret<T>(pub(in super::super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Secret<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let why = "a URL or a password must be a text in quotes, and several URLs a list of texts";
+        T::deserialize(from).map(Self).map_err(|_shows_it| D::Error::custom(why))
+    }
+}
+
+impl<T> fmt::Debug for Secret<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+fn some_time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    time(from).map(Some)
+}
+
+/// Reads a whole number with its unit. A number without a unit is refused, because configuration
+/// files disagree about its meaning.
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let time_of = |text: String| {
+        let (number, unit) = text.split_at(text.find(|it: char| !it.is_ascii_digit())?);
+        let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+        let (_, millis) = units.into_iter().find(|(its, _)| *its == unit)?;
+        number.parse::<u64>().ok()?.checked_mul(millis).map(Duration::from_millis)
+    };
+    let why = "a time is a text with its unit, such as \"250ms\" or \"5s\"";
+    String::deserialize(from).ok().and_then(time_of).ok_or_else(|| D::Error::custom(why))
+}
+
+/// Where the servers of a backend are.
+pub(in super::super) enum Location<'a> {
+    Server(&'a str),
+    /// The sentinels, and the name or URL of the master.
+    Sentinels(&'a [String], &'a str),
+    Cluster(&'a [String]),
+}
+
 impl RedisConfig {
+    pub(in super::super) fn location(&self) -> Result<Location<'_>, &'static str> {
+        match (&self.server, &self.sentinels, &self.master, &self.cluster) {
+            (Some(Secret(url)), None, None, None) => Ok(Location::Server(url)),
+            (None, Some(Secret(urls)), Some(Secret(master)), None) => {
+                Ok(Location::Sentinels(urls, master))
+            }
+            (None, None, None, Some(Secret(urls))) => Ok(Location::Cluster(urls)),
+            _ => Err("call `server`, `sentinels` or `cluster`; in a file, give one of `server`, \
+                     `sentinels` with `master`, and `cluster`"),
+        }
+    }
+
+    /// Returns the settings of a new connection, with the credentials of now.
+    ///
+    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
+    /// with it, and the next one comes after a pause.
+    pub(super) async fn log_in(
+        &self,
+        to: &ConnectionInfo,
+    ) -> Result<RedisConnectionInfo, RedisError> {
+        let settings = to.redis_settings().clone();
+        let Some(Secret(provide)) = &self.credentials else { return Ok(settings) };
+        // The callback may also panic before it returns its future.
+        let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
+        let why = match asked.await {
+            Ok(Ok((user, password))) => {
+                return Ok(settings.set_username(user).set_password(password));
+            }
+            Ok(Err(error)) => format!("failed: {}", Chain(&*error)),
+            Err(panic) => format!("panicked: {}", words_of(&*panic)),
+        };
+        Err(io::Error::other(format!("the callback for credentials {why}")).into())
+    }
+
     pub(super) fn connect_timeout(&self) -> Duration {
         let usual = self.command_timeout.saturating_mul(4).max(Duration::from_secs(1));
         self.connect_timeout.unwrap_or(usual)
@@ -48,20 +144,11 @@ impl RedisConfig {
     }
 }
 
-/// Where the servers are: the URLs that were given.
-#[derive(Clone, Default)]
-pub(in super::super) enum Location {
-    #[default]
-    Missing,
-    Server(String),
-    /// The sentinels, and the name or URL of the master.
-    Sentinels(Vec<String>, String),
-    Cluster(Vec<String>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(in super::super) struct Replicas {
     pub(in super::super) count: u32,
+    #[serde(deserialize_with = "time")]
     pub(in super::super) within: Duration,
 }
 
@@ -82,23 +169,7 @@ impl Replicas {
 /// The name of a user, and the password.
 type Credentials = Result<(String, String), BoxError>;
 
-type Provider = Arc<dyn Fn() -> BoxFuture<'static, Credentials> + Send + Sync>;
-
-/// How the connections of a backend log in, beyond what their URLs say.
-#[derive(Clone, Default)]
-pub(in super::super) struct Access {
-    /// Asked at each connect. Without it, the URL has the credentials.
-    pub(in super::super) credentials: Option<Provider>,
-    /// Without it, the roots of the system are trusted.
-    #[cfg(feature = "tls")]
-    pub(in super::super) tls: Option<Arc<rustls::ClientConfig>>,
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access").finish_non_exhaustive()
-    }
-}
+pub(in super::super) type Provider = Arc<dyn Fn() -> BoxFuture<'static, Credentials> + Send + Sync>;
 
 /// The address of a master or of a node, as another server names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -107,42 +178,15 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-#[derive(Clone)]
-pub(in super::super) struct ConnectTarget {
-    pub(super) info: ConnectionInfo,
-    pub(super) access: Access,
-}
-
-impl ConnectTarget {
-    pub(super) fn at(&self, address: &Address) -> Self {
-        let (host, port) = (address.host.to_string(), address.port);
-        let address = match self.info.addr() {
-            ConnectionAddr::TcpTls { .. } => {
-                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        };
-        Self { info: self.info.clone().set_addr(address), access: self.access.clone() }
-    }
-
-    /// Returns the settings of a new connection, with the credentials of now.
-    ///
-    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
-    /// with it, and the next one comes after a pause.
-    pub(super) async fn settings(&self) -> Result<RedisConnectionInfo, RedisError> {
-        let settings = self.info.redis_settings().clone();
-        let Some(provide) = &self.access.credentials else { return Ok(settings) };
-        // The callback may also panic before it returns its future.
-        let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
-        let why = match asked.await {
-            Ok(Ok((user, password))) => {
-                return Ok(settings.set_username(user).set_password(password));
-            }
-            Ok(Err(error)) => format!("failed: {}", Chain(&*error)),
-            Err(panic) => format!("panicked: {}", words_of(&*panic)),
-        };
-        Err(io::Error::other(format!("the callback for credentials {why}")).into())
-    }
+/// Returns the same settings for another server.
+pub(super) fn at(info: &ConnectionInfo, address: &Address) -> ConnectionInfo {
+    let (host, port) = (address.host.to_string(), address.port);
+    info.clone().set_addr(match info.addr() {
+        ConnectionAddr::TcpTls { .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    })
 }
 
 /// Reads several URLs. An error tells which of them is wrong.

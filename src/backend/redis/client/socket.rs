@@ -20,7 +20,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::select_ok};
-use redis::{ConnectionAddr, ErrorKind, RedisError};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::settings::ConnectTarget;
+use super::settings::RedisConfig;
 use crate::{sync::lock, time::after};
 
 /// A write of this size or more takes its time on the way: a second for each megabyte.
@@ -187,10 +187,10 @@ impl Socket {
 
     /// Reaches the server, without TLS.
     pub(super) async fn reach(
-        target: &ConnectTarget,
+        server: &ConnectionInfo,
         progress: Arc<Progress>,
     ) -> Result<Self, RedisError> {
-        match target.info.addr() {
+        match server.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Ok(Self::new(connect_tcp(host, *port).await?, progress))
             }
@@ -206,11 +206,15 @@ impl Socket {
     }
 
     /// Does the TLS handshake, if the server wants it.
-    pub(super) async fn secure(self, target: &ConnectTarget) -> Result<Box<dyn Stream>, io::Error> {
-        match target.info.addr() {
+    pub(super) async fn secure(
+        self,
+        server: &ConnectionInfo,
+        _config: &RedisConfig,
+    ) -> Result<Box<dyn Stream>, io::Error> {
+        match server.addr() {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
-                Ok(Box::new(tls::connect(target, host, self).await?))
+                Ok(Box::new(tls::connect(_config, host, self).await?))
             }
             _ => Ok(Box::new(self)),
         }
@@ -292,16 +296,17 @@ mod tls {
     use tokio::task::spawn_blocking;
     use tokio_rustls::{TlsConnector, client::TlsStream};
 
-    use super::{ConnectTarget, Socket};
+    use super::{RedisConfig, Socket};
+    use crate::backend::redis::client::settings::Secret;
 
     pub(super) async fn connect(
-        target: &ConnectTarget,
+        config: &RedisConfig,
         host: &str,
         socket: Socket,
     ) -> Result<TlsStream<Socket>, io::Error> {
         let name = ServerName::try_from(host).map_err(io::Error::other)?;
-        let config = match &target.access.tls {
-            Some(config) => config.clone(),
+        let config = match &config.tls {
+            Some(Secret(config)) => config.clone(),
             // The roots are files.
             None => Arc::new(spawn_blocking(trusting_the_system).await??),
         };

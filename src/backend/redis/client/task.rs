@@ -29,23 +29,21 @@ pub(in super::super) struct OnDemandTask {
     abort: Mutex<Option<AbortHandle>>,
 }
 
-/// Marks the task as ended, however it ends, and then notes it.
-struct Running<E: FnOnce()>(Arc<AtomicBool>, Option<E>);
+/// Marks the task as ended, however it ends.
+struct Running(Arc<AtomicBool>);
 
 impl OnDemandTask {
-    /// Starts the task, unless it runs. `task` returns it, and what is done when it ends.
-    pub(in super::super) fn start<F, E>(&self, task: impl FnOnce() -> (F, E))
+    /// Starts the task, unless it runs.
+    pub(in super::super) fn start<F>(&self, task: impl FnOnce() -> F)
     where
         F: Future<Output = ()> + Send + 'static,
-        E: FnOnce() + Send + 'static,
     {
         // The load comes first, because a swap on every command would contend for the cache line.
         if self.is_running.load(Ordering::Acquire) || self.is_running.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut abort = lock(&self.abort);
-        let (task, on_end) = task();
-        let running = Running(self.is_running.clone(), Some(on_end));
+        let (running, task) = (Running(self.is_running.clone()), task());
         let handle = tokio::spawn(async move {
             // The mark is dropped before the task, polled or not, so that a waiter that is woken by
             // the end of the task can start it again.
@@ -58,12 +56,9 @@ impl OnDemandTask {
     }
 }
 
-impl<E: FnOnce()> Drop for Running<E> {
+impl Drop for Running {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
-        if let Some(on_end) = self.1.take() {
-            on_end();
-        }
     }
 }
 
@@ -122,8 +117,8 @@ impl<T: Clone> LatestFinding<T> {
         });
     }
 
-    pub(super) fn now(&self) -> Finding<T> {
-        self.0.borrow().clone()
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(&*self.0.borrow(), Finding::Failed(_))
     }
 
     pub(super) fn known(&self) -> Option<T> {
@@ -133,14 +128,10 @@ impl<T: Clone> LatestFinding<T> {
         }
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Finding<T>> {
-        self.0.subscribe()
-    }
-
     /// Returns what is known, or waits for the attempt that is under way. Fails at once if the last
     /// one failed. `start` starts the task.
     pub(super) async fn wait(&self, start: impl Fn()) -> Result<T, BackendError> {
-        let (begun, mut findings) = (Instant::now(), self.subscribe());
+        let (begun, mut findings) = (Instant::now(), self.0.subscribe());
         loop {
             // Cloned, because the start of the task writes it.
             let now = findings.borrow_and_update().clone();

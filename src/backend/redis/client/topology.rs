@@ -62,6 +62,11 @@ impl Address {
 pub(super) struct SlotMap(BTreeMap<u16, (u16, Address)>);
 
 impl SlotMap {
+    /// Returns the map of a server that serves all slots.
+    pub(super) fn of_one(address: Address) -> Self {
+        Self(BTreeMap::from([(COUNT - 1, (0, address))]))
+    }
+
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
     pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
         let Value::Array(replied) = reply else { return None };

@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::join_all;
-use tokio::{sync::watch, time::timeout};
+use futures_util::{FutureExt, future::join_all};
+use tokio::sync::watch;
 
 use super::{
     super::RedisBackend,
@@ -18,13 +18,13 @@ use super::{
 use crate::{
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
-        QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep,
+        QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep, in_time,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
         },
     },
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::{Family, Name, Namespace},
 };
 
@@ -44,21 +44,10 @@ impl Leases for RedisBackend {
         // In a cluster, two leases rarely share a slot, and one that moves would block the others.
         let budget = if self.0.servers.is_single() { RENEWAL_BATCH } else { 1 };
         let batches = renewal_batches(claims, budget);
-        let is_single = self.0.servers.is_single();
-        let calls: Vec<_> = batches.iter().map(|batch| renewal(batch, is_single)).collect();
-        let apart = claims.iter().filter(|claim| !is_single && claim.mode.is_fenced());
-        let (replies, _) = tokio::join!(
-            join_all(calls.iter().map(|call| self.0.servers.grant(call))),
-            join_all(apart.map(|claim| self.extend_fence(claim))),
-        );
-        let mut renewed = Vec::with_capacity(claims.len());
-        let mut failure = None;
-        for (batch, reply) in batches.into_iter().zip(replies) {
-            let held = reply.and_then(|(reply, confirmation)| {
-                let held = self.checked(replies::flags(reply, batch.len()))?;
-                confirmation.map(|()| held)
-            });
-            match held {
+        let answers = join_all(batches.iter().map(|batch| self.renew_batch(batch))).await;
+        let (mut renewed, mut failure) = (Vec::with_capacity(claims.len()), None);
+        for (batch, answer) in batches.into_iter().zip(answers) {
+            match answer {
                 Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
                 Err(error) => {
                     renewed.extend(batch.iter().map(|_| Renewal::Unknown));
@@ -177,14 +166,8 @@ impl Leases for RedisBackend {
         let mut changes = self.listen(name, None);
         changes.subscribe();
         self.0.servers.start_push(&name.suffixed(self.channel())).await?;
-        let limit = self.0.servers.config.command_timeout;
-        match timeout(limit, changes.confirmed()).await {
-            Ok(()) => Ok(changes),
-            Err(_elapsed) => {
-                let why = format!("no subscription within {limit:?}; the log tells of a refusal");
-                Err(BackendError::new(BackendErrorKind::Unavailable, why))
-            }
-        }
+        in_time(self.0.servers.config.command_timeout, changes.confirmed().map(Ok)).await?;
+        Ok(changes)
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
@@ -237,6 +220,18 @@ impl RedisBackend {
             call = call.arg(back_off.failures);
         }
         self.released(&call).await
+    }
+
+    async fn renew_batch(&self, batch: &[Claim]) -> Result<Vec<bool>, BackendError> {
+        let is_single = self.0.servers.is_single();
+        let call = renewal(batch, is_single);
+        let apart = batch.iter().filter(|claim| !is_single && claim.mode.is_fenced());
+        let (answer, _) = tokio::join!(
+            self.grant(&call, |reply| replies::flags(reply, batch.len())),
+            join_all(apart.map(|claim| self.extend_fence(claim))),
+        );
+        let (held, confirmation) = answer?;
+        confirmation.map(|()| held)
     }
 
     /// Makes a fence last its full time. If that fails, the next renewal tries again.
