@@ -46,8 +46,8 @@ impl LeaseGuard {
         self.claim().owner
     }
 
-    /// Disarms the guard: the backend has ended the lease, which was [closing](Lease::closing), with
-    /// the operation that it was for.
+    /// Disarms the guard of a lease that was [closing](Lease::closing): the backend has ended it
+    /// with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.end();
         if self.release.outcome_unknown {
