@@ -143,8 +143,12 @@ impl Majority {
     /// The error of an operation that the servers that answered did not decide.
     fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
         let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-        if let Some(error) = errors.iter().find(|error| error.kind() == BackendErrorKind::Foreign) {
-            return (*error).clone();
+        let foreign: Vec<_> =
+            errors.iter().filter(|error| error.kind() == BackendErrorKind::Foreign).collect();
+        if self.servers.len() - foreign.len() < self.needed()
+            && let Some(error) = foreign.first()
+        {
+            return (**error).clone();
         }
         let (all, failed, limit) = (self.servers.len(), errors.len(), self.limit);
         let why = errors.first().map_or(String::new(), |why| {
@@ -343,6 +347,7 @@ impl Leases for Majority {
     /// background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
+        self.contention.released(&claim.name);
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
             Some(_) => {
