@@ -49,22 +49,19 @@ pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served:
     });
 }
 
-/// The types of the values of each namespace and schema.
-type Types = HashMap<(String, u16), Vec<&'static str>>;
+/// The first type of the values of each namespace and schema; empty after the warning.
+type Types = HashMap<(String, u16), &'static str>;
 
 /// A cache of a type is built. Its namespace matters over a backend that other processes share.
 pub(crate) fn built<V>(is_shared: bool, namespace: &Namespace, schema: u16) {
     static TYPES: LazyLock<Mutex<Types>> = LazyLock::new(Mutex::default);
-    let (mut types, kind) = (lock(&TYPES), std::any::type_name::<V>());
+    let (mut types, second) = (lock(&TYPES), std::any::type_name::<V>());
     if !is_shared || types.len() == MOST_NAMESPACES {
         return;
     }
-    let kinds = types.entry((namespace.as_str().to_owned(), schema)).or_default();
-    if kinds.contains(&kind) {
-        return;
-    }
-    kinds.push(kind);
-    if let [first, second] = kinds[..] {
+    let first = types.entry((namespace.as_str().to_owned(), schema)).or_insert(second);
+    if *first != second && !first.is_empty() {
+        let first = std::mem::take(first);
         warn!(
             target: TARGET, namespace = namespace.as_str(), first, second,
             "two caches with different types of values share a namespace, so each reads the \

@@ -86,21 +86,6 @@ impl Error {
         Self::new(ErrorKind::Lost, why)
     }
 
-    /// Creates the error of a wait that the wait limit ended, or the retry strategy if there is
-    /// none.
-    pub(crate) fn not_acquired(what: &str, limit: Option<Duration>) -> Self {
-        let why = match limit {
-            Some(limit) => format!("{what} was not acquired within its wait limit of {limit:?}"),
-            None => format!("{what} was not acquired before its retry strategy ended"),
-        };
-        Self::new(ErrorKind::NotAcquired, why)
-    }
-
-    /// Adds which process holds the lock.
-    pub(crate) fn held_by(&self, owner: &str) -> Self {
-        Self::new(self.0.kind, format!("{}; {owner:?} holds it", self.0.message))
-    }
-
     /// Creates the error of a call that met a shutdown.
     pub(crate) fn shut_down() -> Self {
         Self::new(ErrorKind::ShutDown, "the cache or the locks are shut down")

@@ -149,18 +149,6 @@ impl Claim {
         Self { name, owner, mode, lease, fence_life, waits, listens, label }
     }
 
-    /// Returns what is claimed, for errors.
-    pub(crate) fn what(&self) -> String {
-        let key = self.name.key();
-        match self.mode {
-            Mode::Exclusive | Mode::Fair => format!("the lock {key:?}"),
-            Mode::Read => format!("the read lock {key:?}"),
-            Mode::Write => format!("the write lock {key:?}"),
-            Mode::Permit { count: 1, .. } => format!("a permit of {key:?}"),
-            Mode::Permit { count, .. } => format!("a set of {count} permits of {key:?}"),
-        }
-    }
-
     /// Returns whether its release wakes all waiters. Those for an entry or a majority have no
     /// queue.
     pub(super) fn wakes_all(&self) -> bool {

@@ -1,6 +1,6 @@
 //! A request: it joins the flight of its key, leads it, or loads for its caller alone.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::Either};
 use tokio::time::{Instant, timeout_at};
@@ -227,7 +227,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Self { core, key, options } = self;
+        let Self { core, key, mut options } = self;
         let mut work = Some(work);
         async move {
             if let Some(loaded) = core.local(key.as_str(), &options) {
@@ -251,7 +251,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 match leader {
                     Some(leader) => {
                         // If the key has no name, its followers join anew, and are told so as well.
-                        let options = options.clone();
+                        // A key of a batch is decided when its run ends.
+                        let options = mem::replace(&mut options, core.settings.options.clone());
                         let run = Run::new(&core, &key, options, Some(leader), RunStart::Look)?;
                         let work = work.take().ok_or_else(cut_off)?;
                         follower.bring(Box::pin(run.run(loader::boxed(work))));

@@ -9,7 +9,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use tokio::{
     runtime::Handle,
-    sync::Notify,
+    sync::{Notify, Semaphore},
     task::yield_now,
     time::{Instant, sleep, timeout},
 };
@@ -32,6 +32,10 @@ use crate::{
 /// How long a process that has had its turn waits before it asks again, so that the next one comes
 /// first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
+
+/// The acquisitions that may be under way at one shard: enough to keep a connection busy, and few
+/// enough for an answer in time.
+const TURNS: usize = 128;
 
 /// After how long a caller asks without a turn: a server that hangs may keep all of them. A burst
 /// of 20,000 callers takes less.
@@ -241,7 +245,8 @@ impl Contender<'_> {
     ) -> Result<(Claimed, Instant), BackendError> {
         let shard = self.engine.backend().shard(&self.acquisition.claim().name);
         let turns = self.engine.turns.of(shard);
-        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turns.0.acquire()).await;
+        let turn = turns.get_or_init(|| Semaphore::new(TURNS)).acquire();
+        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turn).await;
         self.acquisition.listen();
         self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
     }

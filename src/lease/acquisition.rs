@@ -12,9 +12,10 @@ use tracing::debug;
 use super::{Engine, Janitor, Release, RetryStrategy, keeper::KeptPlace, trusted};
 use crate::{
     backend::{
-        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner, answered_by,
+        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, Owner,
+        SemaphoreKind, answered_by,
     },
-    error::{BackendError, Error},
+    error::{BackendError, Error, ErrorKind},
     time::{Pauses, after},
 };
 
@@ -248,8 +249,12 @@ impl<'a> Waiting<'a> {
 
     /// Returns the error of a wait that its limit has ended, or the strategy.
     pub(super) fn not_acquired(&self, claim: &Claim) -> Error {
-        let limit_reached = (Instant::now() >= self.deadline).then_some(self.limit);
-        Error::not_acquired(&claim.what(), limit_reached)
+        let why = match Instant::now() >= self.deadline {
+            true => format!("within its wait limit of {:?}", self.limit),
+            false => "before its retry strategy ended".to_owned(),
+        };
+        let (key, kind) = (claim.name.key(), SemaphoreKind::from(claim.mode));
+        Error::new(ErrorKind::NotAcquired, format!("{key:?} ({kind}) was not acquired {why}"))
     }
 
     pub(crate) fn left(&self) -> Duration {

@@ -1,13 +1,14 @@
 use std::{
-    sync::{Arc, atomic::AtomicU32},
+    sync::{Arc, OnceLock, atomic::AtomicU32},
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
-
-use super::{
-    ShardPermits, keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals,
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
 };
+
+use super::{keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals};
 use crate::{
     backend::{Claim, Leases, Marked, Tick},
     error::Error,
@@ -24,9 +25,8 @@ pub(crate) struct Engine {
     pub(super) renewals: Renewals,
     pub(super) keeper: Keeper,
     pub(super) queues: LocalQueues,
-    /// The acquisitions that may be under way: enough to keep a connection busy, and few enough for
-    /// an answer in time.
-    pub(super) turns: Shards<ShardPermits<128>>,
+    /// The acquisitions that may be under way.
+    pub(super) turns: Shards<OnceLock<Semaphore>>,
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
     pub(crate) meter: Meter,

@@ -18,25 +18,11 @@ use crate::{
 /// A pass takes as long as the backend lets it.
 const NO_LIMIT: Duration = Duration::MAX;
 
-impl Engine {
-    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
-    /// one.
-    pub(crate) fn hold(
-        self: &Arc<Self>,
-        acquisition: &mut Acquisition,
-        granted: Granted,
-        slot: Option<Slot>,
-    ) -> LeaseGuard {
-        let record = self.start_renewing(acquisition.settle(), granted, slot);
-        LeaseGuard { record, released: false }
-    }
-}
-
 /// A lease that is held. Dropped, it is released in a task.
 #[derive(Debug)]
 pub(crate) struct LeaseGuard {
     pub(crate) record: Arc<Lease>,
-    released: bool,
+    pub(super) released: bool,
 }
 
 impl LeaseGuard {
@@ -60,8 +46,8 @@ impl LeaseGuard {
         self.claim().owner
     }
 
-    /// Disarms the guard: the backend has ended the lease, which was [closing](Lease::closing), with
-    /// the operation that it was for.
+    /// Disarms the guard of a lease that was [closing](Lease::closing): the backend has ended it
+    /// with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.end();
         if self.release.outcome_unknown {
@@ -114,7 +100,7 @@ impl LeaseGuard {
         self.end();
         // Work that still runs under the lease learns that it ends. It is no loss.
         let _ = self.lost.set(());
-        give_back(self.engine.clone(), self.release.clone(), self.take_slot())
+        give_back(self.engine.clone(), self.release.clone(), lock(&self.slot).take())
     }
 }
 

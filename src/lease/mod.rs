@@ -41,8 +41,6 @@ pub use self::{
 
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-
 /// How a lease is kept while it is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Upkeep {
@@ -50,15 +48,6 @@ pub(crate) struct Upkeep {
     pub(crate) renew_every: Option<Duration>,
     /// How long it may be held in all.
     pub(crate) max_hold: Duration,
-}
-
-/// The requests that may be under way at one shard.
-struct ShardPermits<const COUNT: usize>(Semaphore);
-
-impl<const COUNT: usize> Default for ShardPermits<COUNT> {
-    fn default() -> Self {
-        Self(Semaphore::new(COUNT))
-    }
 }
 
 /// Returns the part of a lease that its holder trusts. The clocks of two machines run apart by less

@@ -52,7 +52,7 @@ pub struct Lease {
     pub(super) times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
     /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
-    slot: Mutex<Option<Slot>>,
+    pub(super) slot: Mutex<Option<Slot>>,
 }
 
 #[derive(Clone, Copy)]
@@ -175,11 +175,8 @@ impl Lease {
         if self.lost.set(()).is_ok() {
             self.engine.counters.lost.add();
         }
-        drop(self.take_slot());
-    }
-
-    pub(super) fn take_slot(&self) -> Option<Slot> {
-        lock(&self.slot).take()
+        let slot = lock(&self.slot).take();
+        drop(slot);
     }
 
     /// Extends the lease, which a request sent at `sent` renewed.

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
@@ -17,13 +17,8 @@ use crate::{
     backend::{Claim, Leases, QUEUE_ENTRY_LIFE, new_connection},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
-    time::after,
+    time::{Pauses, after},
 };
-
-/// The pauses between requests of a release, which double. They are short, since a waiter needs the
-/// lease when the backend is back.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(320);
 
 /// A release whose acquisition may arrive late is repeated after these parts of the lease, and
 /// after these times at most. A server that stood still may run the first release a moment before
@@ -170,23 +165,23 @@ impl Release {
     async fn until(&self, end: Instant) -> bool {
         static SAID: Rarely = Rarely::once_in(1);
         let mut connections = self.janitor.backend.new_connections();
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = Pauses::default();
         loop {
             let released = self.janitor.backend.release(&self.claim).await;
             let Err(error) = released else { return true };
-            let is_last = Instant::now() + pause >= end;
+            let next = Instant::now() + pauses.next();
+            let is_last = next >= end;
             if is_last || SAID.first() {
-                let next = if is_last { "the lease expires" } else { "trying again" };
-                debug!(name = ?self.claim.name, error = %Chain(&error), "release failed; {next}");
+                let then = if is_last { "the lease expires" } else { "trying again" };
+                debug!(name = ?self.claim.name, error = %Chain(&error), "release failed; {then}");
             }
             if is_last {
                 return false;
             }
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep_until(next) => {}
                 () = new_connection(&mut connections) => {}
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 }

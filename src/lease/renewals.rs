@@ -14,19 +14,19 @@ use std::{
     borrow::Borrow,
     collections::{BTreeMap, HashMap},
     mem::take,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::Notify,
+    sync::{Notify, Semaphore},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
 
-use super::{Engine, Granted, Lease, Release, ShardPermits, queue::Slot};
+use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, queue::Slot};
 use crate::{
     backend::{Owner, RENEWAL_BATCH, Renewal, in_time, new_connection},
     error::{BackendError, Chain},
@@ -38,6 +38,8 @@ use crate::{
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
 /// released it by then.
 const SOON: Duration = Duration::from_millis(100);
+/// The chunks that may be under way at one shard.
+const CHUNKS: usize = 4;
 /// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
@@ -46,8 +48,8 @@ const LOOK: usize = 2 * RENEWAL_BATCH;
 #[derive(Default)]
 pub(super) struct Renewals {
     schedule: Mutex<Schedule>,
-    /// The chunks that may be under way. A shard that does not answer costs the others nothing.
-    chunks: Shards<ShardPermits<4>>,
+    /// The chunks under way. A shard that does not answer costs the others nothing.
+    chunks: Shards<OnceLock<Semaphore>>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
 }
@@ -130,16 +132,16 @@ impl Lease {
 }
 
 impl Engine {
-    /// Begins to renew a lease that was granted. A lease that was handed over is short, and is
-    /// renewed soon.
-    pub(super) fn start_renewing(
+    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
+    /// one, and begins to renew it. A lease that was handed over is short, and is renewed soon.
+    pub(crate) fn hold(
         self: &Arc<Self>,
-        release: Release,
+        acquisition: &mut Acquisition,
         granted: Granted,
         slot: Option<Slot>,
-    ) -> Arc<Lease> {
+    ) -> LeaseGuard {
         let Granted { since, until, .. } = granted;
-        let lease = Arc::new(Lease::new(self, release, granted, slot));
+        let lease = Arc::new(Lease::new(self, acquisition.settle(), granted, slot));
         self.counters.acquired.add();
         let look = lease.next_look(since);
         let look = if until.is_some() { look.min(since + SOON) } else { look };
@@ -153,7 +155,7 @@ impl Engine {
             Some(by_itself) if look < by_itself => self.renewals.changed.notify_one(),
             Some(_) => {}
         }
-        lease
+        LeaseGuard { record: lease, released: false }
     }
 
     /// Starts the task in this runtime, unless it runs.
@@ -189,7 +191,7 @@ impl Engine {
     async fn renew(&self, chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
         let shard = self.renewals.chunks.of(self.backend().shard(&first.claim().name));
-        let _permit = shard.0.acquire().await;
+        let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
         let sent = Instant::now();
         let claims: Vec<_> = chunk.iter().map(|lease| lease.claim().clone()).collect();
         // It leaves time for a second try.

@@ -102,12 +102,6 @@ impl Retry {
     }
 }
 
-impl Default for Retry {
-    fn default() -> Self {
-        Self::on_demand()
-    }
-}
-
 impl RetryStrategy for Retry {
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
         let Self { first, longest, is_random, times, .. } = *self;

@@ -188,10 +188,6 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    pub(super) fn unlimited(space: &LockSpace, key: Key, kind: Kind) -> Self {
-        Self { wait_limit: Duration::MAX, ..Self::new(space, key, kind) }
-    }
-
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?).await {
@@ -240,7 +236,9 @@ impl<Kind> Lock<Kind> {
     async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.name() else { return error };
         match self.space.engine.backend().inspect(name, mode.into()).await {
-            Ok(Holding { owner: Some(owner), .. }) => error.held_by(&owner),
+            Ok(Holding { owner: Some(owner), .. }) => {
+                Error::new(error.kind(), format!("{error}; {owner:?} holds it"))
+            }
             _ => error,
         }
     }

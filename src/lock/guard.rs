@@ -14,6 +14,18 @@ use crate::{
 /// Its [lease](Lease) is renewed while the guard lives. A [dropped guard](super#dropped-guards)
 /// releases the lock. Guards that share one lease release it with the last of them: those of a
 /// [reentrant](super::ReentrantMutex) holder, and the clones of a [`ReadGuard`].
+///
+/// # Examples
+///
+/// ```
+/// # async fn upgrade(lock: bellwether::lock::RwLock) -> Result<(), bellwether::Error> {
+/// match lock.read().await?.try_upgrade().await? {
+///     Ok(writer) => writer.downgrade().await?.unlock().await?,
+///     // There are other readers, and this one still reads.
+///     Err(reader) => reader.unlock().await?,
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard<Held> {
@@ -26,10 +38,10 @@ pub type MutexGuard = Guard<Exclusive>;
 
 /// An [`RwLock`](super::RwLock) that is held beside other readers. It can be cloned. It has no
 /// fencing token, because several callers hold at once.
-pub type ReadGuard = Guard<Reading>;
+pub type ReadGuard = Guard<SharedHold>;
 
 /// An [`RwLock`](super::RwLock) that is held alone.
-pub type WriteGuard = Guard<Writing>;
+pub type WriteGuard = Guard<SoleHold>;
 
 /// Permits of a [`Semaphore`](super::Semaphore). They have no fencing token, because several
 /// callers hold at once.
@@ -37,18 +49,18 @@ pub type SemaphorePermit = Guard<Counted>;
 
 /// How a [`ReadGuard`] holds its lock.
 #[derive(Debug)]
-pub struct Reading;
+pub struct SharedHold;
 
 /// How a [`WriteGuard`] holds its lock.
 #[derive(Debug)]
-pub struct Writing;
+pub struct SoleHold;
 
 /// A way to hold a lock that gives each hold a [fencing token](MutexGuard::fence).
 pub trait Fenced {}
 
 impl Fenced for Exclusive {}
 
-impl Fenced for Writing {}
+impl Fenced for SoleHold {}
 
 impl<Held> Guard<Held> {
     /// Releases the lock. If several guards share its lease, the last of them does, and each

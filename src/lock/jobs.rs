@@ -61,7 +61,8 @@ impl Locks {
     }
 
     fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
-        Lock::unlimited(&self.space, name, Scheduled { runs_again: false, when })
+        let kind = Scheduled { runs_again: false, when };
+        Lock::new(&self.space, name, kind).wait_limit(Duration::MAX)
     }
 }
 

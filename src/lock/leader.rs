@@ -1,6 +1,6 @@
 //! One leader in the whole fleet.
 
-use std::{ops::Deref, sync::Arc};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use tracing::warn;
 
@@ -50,7 +50,7 @@ impl<Servers> Locks<Servers> {
     /// [fair](super::Mutex::fair) one.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
         let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
-        Lock::unlimited(&self.space, name.into(), Elected(mode))
+        Lock::new(&self.space, name.into(), Elected(mode)).wait_limit(Duration::MAX)
     }
 }
 

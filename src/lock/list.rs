@@ -5,7 +5,6 @@ use std::{cmp::Reverse, collections::HashSet, fmt};
 use super::{
     Locks,
     front::{Lock, Looks},
-    semaphore::any_permit,
 };
 use crate::{
     backend::{Claim, Holding, Mode, SemaphoreKind},
@@ -85,7 +84,7 @@ impl Locks {
         let mode = match lock.kind {
             SemaphoreKind::Mutex => Mode::Exclusive,
             SemaphoreKind::ReadWrite => Mode::Write,
-            SemaphoreKind::Permits => any_permit(1),
+            SemaphoreKind::Permits => Mode::Permit { limit: 1, count: 1 },
         };
         let found = Lock::new(&self.space, lock.name.as_str().into(), mode);
         let Some(holder) = lock.held.holder else { return found.force_unlock().await };

@@ -23,11 +23,7 @@ use crate::{backend::Mode, error::Error, key::Key};
 /// let reader = lock.read().await?;
 /// assert!(lock.try_write().await?.is_none());
 /// lock.try_read().await?.expect("readers share it").unlock().await?;
-/// match reader.try_upgrade().await? {
-///     Ok(writer) => writer.downgrade().await?.unlock().await?,
-///     // There are other readers, and this one still reads.
-///     Err(reader) => reader.unlock().await?,
-/// }
+/// reader.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub type RwLock = Lock<ReadWrite>;

@@ -48,7 +48,8 @@ impl Renews for Counted {}
 
 impl Looks for Counted {
     fn mode(&self) -> Mode {
-        any_permit(self.0)
+        // Any count will do.
+        Mode::Permit { limit: self.0, count: 1 }
     }
 }
 
@@ -84,23 +85,22 @@ impl Semaphore {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
     /// zero, more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
-        Ok(self.acquire_in(self.permits(count)?).await?.into())
+        Ok(self.acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?.into())
     }
 
     /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
     /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
-        Ok(self.try_acquire_in(self.permits(count)?).await?.map(SemaphorePermit::from))
+        Ok(self
+            .try_acquire_in(permit_mode(&self.key, self.kind.0, count)?)
+            .await?
+            .map(SemaphorePermit::from))
     }
 
     /// Returns how many permits were free at the moment of asking. For its errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
         Ok(self.kind.0.saturating_sub(self.held().await?.holders))
-    }
-
-    fn permits(&self, count: u32) -> Result<Mode, Error> {
-        permit_mode(&self.key, self.kind.0, count)
     }
 }
 
@@ -114,11 +114,6 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
         format!("{count} permits of {name:?} are requested; request from 1 to {MOST_AT_ONCE}")
     })?;
     Ok(Mode::Permit { limit, count })
-}
-
-/// The mode of one permit. To look at all permits or to end them, any count will do.
-pub(super) fn any_permit(limit: u32) -> Mode {
-    Mode::Permit { limit, count: 1 }
 }
 
 /// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,
@@ -205,7 +200,7 @@ impl Permits {
     fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
         // Only to check the settings.
         self.upkeep()?;
-        Ok(Claim { owner, ..self.claim(any_permit(self.kind.0))? })
+        Ok(Claim { owner, ..self.claim(Mode::Permit { limit: self.kind.0, count: 1 })? })
     }
 }
 

@@ -114,7 +114,8 @@ impl Written {
 fn with_windows() -> Written {
     let [fresh, stale, error] = [100, 50, 200].map(|millis| millis * 1000);
     let mut written = plain();
-    written.0.windows = Some(Windows { fresh, stale, error, slack: 1_000, refreshes: true });
+    written.0.windows =
+        Some(Windows { fresh, stale, error, slack: 1_000, refreshes: true, tags: false });
     written
 }
 

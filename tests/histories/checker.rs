@@ -10,9 +10,9 @@
 //!   was written or its lease deleted between the grants. It is also excused if the older load was
 //!   told of its loss, or if its process did not run when the newer load began.
 //! - [`Rule::OneFlight`]: two loads of a key in one process do not overlap, leased or not. An
-//!   overlap is excused if that process had written the key while the first load waited or ran. It
-//!   is also excused if the first load was told of its loss before: a load for many keys goes on
-//!   for the others when nobody waits for one.
+//!   overlap is excused if that process had written the key, or ended a tag, while the first load
+//!   waited or ran. It is also excused if the first load was told of its loss before: a load for
+//!   many keys goes on for the others when nobody waits for one.
 //!   Where values are refreshed, a load under a lease is left to the rule before.
 //! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
 //! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
@@ -242,8 +242,11 @@ impl Checker<'_> {
         if first.process == second.process {
             let overlap = first.ended.min(second.ended) - second.began;
             let (process, key) = (first.process, first.key.as_str());
+            let has_tags = self.history.windows.is_some_and(|windows| windows.tags);
             let written = self.index.writes.iter().any(|write| {
-                (write.process, write.key.as_str()) == (process, key)
+                let ends_tag = has_tags && matches!(write.act, Act::Invalidate | Act::Expire);
+                write.process == process
+                    && (write.key == key || ends_tag)
                     && write.asked <= second.began
                     && write.answered.is_none_or(|answered| answered + WAIT >= first.began)
             });

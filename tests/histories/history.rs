@@ -184,6 +184,8 @@ pub struct Windows {
     pub slack: Time,
     /// Values are refreshed in the background.
     pub refreshes: bool,
+    /// Values have tags. The end of one has the flights of all keys of its process end.
+    pub tags: bool,
 }
 
 /// All events of one round, as the parent of the processes collected them.

@@ -114,7 +114,8 @@ impl Workload {
     pub fn windows(&self, slack: Time) -> Windows {
         let [fresh, stale, error] =
             [self.ttl_ms, self.stale_ms, self.error_ms].map(|millis| millis * 1000);
-        Windows { fresh, stale, error, slack, refreshes: stale > 0 || self.early }
+        let refreshes = stale > 0 || self.early;
+        Windows { fresh, stale, error, slack, refreshes, tags: self.tags }
     }
 }
 

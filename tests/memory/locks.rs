@@ -454,15 +454,15 @@ async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let rw = locks.rw_lock("rw").wait_limit(limit);
     let _write = rw.write().await.unwrap();
     for (error, said) in [
-        (waited.err(), "the lock \"{held}\" was not acquired within its wait limit of 200ms"),
-        (tried.err(), "the lock \"{held}\" was not acquired before its retry strategy ended"),
+        (waited.err(), "\"{held}\" (mutex) was not acquired within its wait limit of 200ms"),
+        (tried.err(), "\"{held}\" (mutex) was not acquired before its retry strategy ended"),
         (
             held.unlock().await.err(),
             "the lease of \"{held}\" was lost; another holder may have it by now",
         ),
         (
             sem.acquire().await.err(),
-            "a permit of \"sem\" was not acquired within its wait limit of 200ms",
+            "\"sem\" (permits) was not acquired within its wait limit of 200ms",
         ),
         (sem.acquire_many(2).await.err(), "2 permits of \"sem\" are requested, but it has only 1"),
         (
@@ -472,13 +472,13 @@ async fn an_error_names_the_lock_and_what_ended_the_wait() {
         (locks.mutex("").lock().await.err(), "the name is empty; give at least 1 byte"),
         (
             rw.read().await.err(),
-            "the read lock \"rw\" was not acquired within its wait limit of 200ms",
+            "\"rw\" (read-write) was not acquired within its wait limit of 200ms",
         ),
     ] {
         assert_eq!(error.unwrap().to_string(), said);
     }
     let _b = locks.mutex("b").lock().await.unwrap();
     let error = locks.several(["a", "b", "c"]).wait_limit(limit).lock().await.unwrap_err();
-    let said = "the lock \"b\" was not acquired within its wait limit of 200ms";
+    let said = "\"b\" (mutex) was not acquired within its wait limit of 200ms";
     assert!(error.to_string().contains(said), "{error}");
 }

@@ -75,8 +75,8 @@ all_traits! {
     BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
     ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
-    Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
-    Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
+    Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied,
+    Owner, Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
     Operation,
 }
 

@@ -1,7 +1,8 @@
 //! Other processes that want the same name: which of them asks first, and what wakes them.
 //!
 //! A release wakes all processes that wait. Each asks after a random time, so that mostly one of
-//! them finds a majority free. So does a process that has met others at some of the servers.
+//! them finds a majority free. A process that takes a lock again and again may meet no other, and
+//! does not know that others wait. So it gives way from time to time.
 //!
 //! A waiter is woken when a majority of the servers have pushed since the last time. Fewer pushes
 //! are mostly noise: each waiter gives back what it got of a lock that another holder has.
@@ -31,12 +32,20 @@ const CONTENDED: Duration = Duration::from_secs(1);
 const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest pause before a claim of a contended name.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
+/// A process that takes a lock again this soon takes it from waiters that are just woken.
+const AGAIN: Duration = Duration::from_millis(5);
+/// How often such a process gives way, and for how long.
+const TURN: Duration = Duration::from_millis(50);
+const GIVE_WAY: Duration = Duration::from_millis(2);
+/// The number of names whose release is remembered.
+const NAMES: usize = 1024;
 
 #[derive(Default)]
 pub(super) struct Contention {
     channels: Channels,
     /// The names for which a task listens, while they count as contended or have waiters.
     contended: Mutex<HashMap<Name, Contended>>,
+    streaks: Mutex<HashMap<Name, Streak>>,
 }
 
 struct Contended {
@@ -45,12 +54,46 @@ struct Contended {
     listening: JoinHandle<()>,
 }
 
+/// The holds of this process, one soon after another.
+struct Streak {
+    /// When it began, or when the process gave way last.
+    since: Instant,
+    released: Instant,
+}
+
 impl Contention {
     /// Returns how long a claim waits before it asks, if it is to wait.
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
-        let contended = lock(&self.contended);
-        let is_contended = contended.get(name).is_some_and(|name| name.until > Instant::now());
-        is_contended.then(|| LONGEST_PAUSE.mul_f64(fastrand::f64()))
+        let now = Instant::now();
+        let is_contended = lock(&self.contended).get(name).is_some_and(|name| name.until > now);
+        let mut streaks = lock(&self.streaks);
+        let streak = streaks.get_mut(name).filter(|streak| now - streak.released < AGAIN);
+        if is_contended {
+            // The process that had the lock last comes behind most others.
+            let least = if streak.is_some() { 0.5 } else { 0.0 };
+            return Some(LONGEST_PAUSE.mul_f64(least + (1.0 - least) * fastrand::f64()));
+        }
+        let Some(streak) = streak else {
+            streaks.remove(name);
+            return None;
+        };
+        let is_over = now - streak.since >= TURN;
+        if is_over {
+            streak.since = now;
+        }
+        is_over.then_some(GIVE_WAY)
+    }
+
+    /// Notes that this process has the lock no longer.
+    pub(super) fn released(&self, name: &Name) {
+        let (mut streaks, now) = (lock(&self.streaks), Instant::now());
+        if streaks.len() >= NAMES {
+            streaks.retain(|_, streak| now - streak.released < AGAIN);
+        }
+        if streaks.len() < NAMES {
+            let new = || Streak { since: now, released: now };
+            streaks.entry(name.clone()).or_insert_with(new).released = now;
+        }
     }
 
     /// Notes that another claim was in the way. From then on a task listens for the waiters of the

@@ -143,8 +143,12 @@ impl Majority {
     /// The error of an operation that the servers that answered did not decide.
     fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
         let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-        if let Some(error) = errors.iter().find(|error| error.kind() == BackendErrorKind::Foreign) {
-            return (*error).clone();
+        let foreign: Vec<_> =
+            errors.iter().filter(|error| error.kind() == BackendErrorKind::Foreign).collect();
+        if self.servers.len() - foreign.len() < self.needed()
+            && let Some(error) = foreign.first()
+        {
+            return (**error).clone();
         }
         let (all, failed, limit) = (self.servers.len(), errors.len(), self.limit);
         let why = errors.first().map_or(String::new(), |why| {
@@ -176,19 +180,10 @@ impl Majority {
             (acquisition, answer.map(|(answer, _)| answer))
         });
         let (tried, answers): (Vec<_>, Vec<_>) = join_all(asked).await.into_iter().unzip();
-        let (mut hold, mut held) = (Hold::default(), Vec::new());
-        for (one, answer) in tried.iter().zip(&answers) {
-            let mut share = None;
-            match answer {
-                Ok(Claimed::Granted(grant)) => {
-                    hold.fence = hold.fence.max(grant.fence());
-                    share = Some(Share { owner: one.claim().owner, fence: grant.fence() });
-                }
-                Ok(Claimed::Occupied(occupied)) => held.push(*occupied),
-                _ => {}
-            }
-            hold.shares.push(share);
-        }
+        let shares: Vec<_> = tried.iter().zip(&answers).map(granted_share).collect();
+        let fence = shares.iter().flatten().map(|share| share.fence).max().unwrap_or_default();
+        let mut hold = Hold { fence, shares };
+        let held: Vec<_> = answers.iter().flatten().filter_map(in_its_way).collect();
         // Those without an answer undo themselves.
         let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
         let is_any_granted = !granted.is_empty();
@@ -217,11 +212,8 @@ impl Majority {
     /// many have ended that a majority is free.
     fn in_the_way(&self, free: usize, mut held: Vec<Occupied>) -> Option<Occupied> {
         let more = self.needed().checked_sub(free + 1)?;
-        held.sort_by_key(|occupied| occupied.fence);
-        // The label of a holder at most of the servers.
-        let fence = held.get(held.len() / 2)?.fence;
         held.sort_by_key(|occupied| occupied.remaining);
-        Some(Occupied { fence, remaining: held.get(more)?.remaining, holders: 1 })
+        held.get(more).copied()
     }
 
     /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a
@@ -355,6 +347,7 @@ impl Leases for Majority {
     /// background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
+        self.contention.released(&claim.name);
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
             Some(_) => {
@@ -445,6 +438,16 @@ impl Leases for Majority {
 fn of_share(claim: &Claim, share: Option<Share>) -> Claim {
     let owner = share.map_or_else(Owner::fresh, |share| share.owner);
     Claim { owner, waits: false, ..claim.clone() }
+}
+
+fn granted_share((one, answer): (&Acquisition, &Result<Claimed, BackendError>)) -> Option<Share> {
+    let Ok(Claimed::Granted(grant)) = answer else { return None };
+    Some(Share { owner: one.claim().owner, fence: grant.fence() })
+}
+
+fn in_its_way(answer: &Claimed) -> Option<Occupied> {
+    let Claimed::Occupied(occupied) = answer else { return None };
+    Some(*occupied)
 }
 
 fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
