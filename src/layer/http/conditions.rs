@@ -14,6 +14,7 @@ use http::{
     },
     response,
 };
+use http_body::Body;
 
 use super::{
     Question, ResponseBody,
@@ -39,8 +40,8 @@ impl Question {
             ResponseBody::default()
         } else if self.is_head() {
             // A `204` has no length (RFC 9110, section 8.6).
-            let length = body.length().filter(|_| parts.status != StatusCode::NO_CONTENT);
-            if let Some(length) = length {
+            let length = body.size_hint().exact();
+            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
             ResponseBody::default()

@@ -31,8 +31,6 @@ pub(super) enum Forward {
     Uncacheable(Option<&'static str>),
     /// Too many loads are under way.
     Full,
-    /// The layer answers itself, because the key backs off.
-    BackingOff,
 }
 
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
@@ -51,14 +49,16 @@ impl Display for Forward {
                 return write!(f, "fwd=uri-miss; detail=\"uncacheable: {why}\"");
             }
             Self::Full => "fwd=uri-miss; detail=overloaded",
-            Self::BackingOff => "detail=backing-off",
         })
     }
 }
 
+pub(super) fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}
+
 /// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
 pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
-    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     match loaded.lateness() {
         Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
         None => loaded.expires_in().map(seconds),

@@ -12,7 +12,6 @@ use http::{
 };
 
 use super::{CachedResponse, conditions::opaque, fields::strip};
-use crate::cache::Lead;
 
 /// Fields by which the service can validate a `200`.
 pub(super) const VALIDATORS: [HeaderName; 2] = [ETAG, LAST_MODIFIED];
@@ -26,13 +25,9 @@ const OF_BYTES: [HeaderName; 5] = [
     HeaderName::from_static("content-digest"),
 ];
 
-/// Adds the validators of the stale response to a request for the whole response. Returns that
-/// response, if it has any.
-pub(super) fn add_validators(
-    lead: &Lead<CachedResponse>,
-    request: &mut HeaderMap,
-) -> Option<CachedResponse> {
-    let stale = lead.stale()?.value;
+/// Adds the validators of the stale response to a request for the whole response. Returns whether
+/// it has any.
+pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) -> bool {
     let mut is_conditional = false;
     for (validator, condition) in VALIDATORS.into_iter().zip([IF_NONE_MATCH, IF_MODIFIED_SINCE]) {
         let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
@@ -41,7 +36,7 @@ pub(super) fn add_validators(
             is_conditional = true;
         }
     }
-    is_conditional.then_some(stale)
+    is_conditional
 }
 
 /// Returns the stale response with the headers of a `304`, unless that is about another response.
