@@ -319,12 +319,9 @@ impl SharedBody {
         has_ended
     }
 
-    /// Completes when the body has no reader any more, and is not to be finished. A body that none
-    /// has begun to read is loaded for later callers, such as that of a refresh.
+    /// Completes when the body has no reader any more. A body that none has begun to read is loaded
+    /// for later callers, such as that of a refresh.
     async fn unread(&self) {
-        if self.limits.finish_unread {
-            return pending().await;
-        }
         let mut readers = None;
         loop {
             let left = {
@@ -345,7 +342,12 @@ impl Collector {
     pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let (body, limits) = (self.body.clone(), self.body.limits);
         let last = after(Instant::now(), limits.total);
-        let mut unread = pin!(body.unread());
+        let mut unread = pin!(async {
+            match limits.finish_unread {
+                true => pending().await,
+                false => body.unread().await,
+            }
+        });
         let mut next_turn = TURN;
         loop {
             let (received, end) = {

@@ -7,10 +7,10 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
 };
 
-use super::{ResponseBody, fields::strip, unavailable::InnerServiceErrorCodec};
+use super::{InnerServiceError, ResponseBody, fields::strip};
 use crate::{
     backend::Store,
-    cache::{Builder, Cache, Codec},
+    cache::{Builder, Cache, Codec, Json},
     error::BoxError,
 };
 
@@ -105,7 +105,7 @@ pub fn http_cache<B: Store>(
         // Most responses are complete by then. The body of another one may have no end.
         .wait_limit(Duration::from_secs(10))
         .codec(ResponseCodec)
-        .error_codec(InnerServiceErrorCodec)
+        .error_codec::<InnerServiceError>(Json)
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.

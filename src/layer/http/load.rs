@@ -4,7 +4,6 @@
 //! arrives.
 
 use std::{
-    mem,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -17,16 +16,16 @@ use tower_service::Service;
 use tracing::debug;
 
 use super::{
-    BodyError, CachedResponse, Http, ResponseBody,
+    BodyError, CachedResponse, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, SharedBody},
     cached::ResponseHead,
     invalidation::GROUPS,
-    request::Question,
+    request::Asked,
     response::{Shareable, Unshared},
-    status::{Forward, seconds},
+    status::Forward,
     unavailable::{failing, is_failure},
     validation::{add_validators, renewed},
-    variants::{Place, Variant},
+    variants::Variant,
 };
 use crate::{
     backend::Windows,
@@ -72,21 +71,21 @@ pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 /// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
 /// away.
 pub(super) async fn load<C: ServiceCall>(
-    (http, place, question): (Http, Place, Arc<Question>),
+    asked: Asked,
     call: PendingCall<C>,
     answer: oneshot::Sender<CallResult<C::Error>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
     let stale = lead.stale();
-    if let Some(marker) = stale.as_ref().and_then(|stale| http.renewed_marker(&lead, stale)) {
+    if let Some(marker) = stale.as_ref().and_then(|it| asked.http.renewed_marker(&lead, it)) {
         return Ok(Produced::Value(marker));
     }
     let call = lock(&call).take();
     let call =
         call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
-    let mut head = question.for_all();
+    let mut head = asked.question.for_all();
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
-    let load = ResponseLoad { http, place, question, begun: Instant::now(), lead };
+    let load = ResponseLoad { asked, begun: Instant::now(), lead };
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
@@ -102,9 +101,7 @@ pub(super) async fn load<C: ServiceCall>(
 
 /// The load of a response, after its request was sent.
 struct ResponseLoad {
-    http: Http,
-    place: Place,
-    question: Arc<Question>,
+    asked: Asked,
     begun: Instant,
     lead: Lead<CachedResponse>,
 }
@@ -131,16 +128,16 @@ impl ResponseLoad {
         response: Response<ResponseBody>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
+        let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
         let judged = match self.lead.has_stand_in() && is_failure(parts.status) {
             // The stored response stands in for it, whatever its lifetime.
             true => Err(Unshared::Failing),
-            false => self.http.judge(&self.question, self.begun.elapsed(), &parts, &body),
+            false => http.judge(question, self.begun.elapsed(), &parts, &body),
         };
-        let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
-        let shared = judged.and_then(|mut shareable| {
-            let names = mem::take(&mut shareable.vary);
-            let variant = self.place.variant(names, request, limit);
+        let (request, limit) = (&question.head.headers, http.0.cache.settings().max_key);
+        let shared = judged.and_then(|shareable| {
+            let variant = place.variant(&shareable.vary, request, limit);
             Ok((shareable, variant.ok_or(Unshared::Uncacheable("vary"))?))
         });
         match shared {
@@ -161,12 +158,10 @@ impl ResponseLoad {
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (place, marks) = (&self.place, &self.http.0.marks);
+        let Asked { http, place, question } = &self.asked;
+        let marks = &http.0.marks;
         let (forward, produced) = match why {
-            Unshared::Failing => {
-                let forward = place.forward(self.lead.replaces());
-                (forward, failing(&self.question, &parts, &self.lead))
-            }
+            Unshared::Failing => (self.forward(), failing(question, &parts, &self.lead)),
             Unshared::Reserved => {
                 marks.set(&place.lasting, true);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
@@ -177,7 +172,7 @@ impl ResponseLoad {
             }
         };
         let response = Response::from_parts(parts, body);
-        drop(answer.send(Ok(self.http.explained(response, || forward))));
+        drop(answer.send(Ok(http.explained(response, || forward))));
         produced
     }
 
@@ -190,25 +185,26 @@ impl ResponseLoad {
         variant: Option<Variant>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Collector) {
-        let (settings, lead) = (&self.http.0, &self.lead);
+        let (settings, lead) = (&self.asked.http.0, &self.lead);
         let Shareable { windows, age, .. } = shareable;
         let limits = BodyLimits {
             size: shareable.body_limit,
             total: settings.body_limit,
             finish_unread: !settings.cache.settings().cancels_abandoned,
         };
-        let tags = self.http.tags(&self.question.head, &parts.headers, &GROUPS);
+        let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
         tags.into_iter().for_each(|tag| lead.tag(tag));
         let (body, collector) = SharedBody::new(body, shareable.announced, limits);
         let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
-        let forward = self.place.forward(lead.replaces());
-        let received = Instant::now();
+        let (forward, received) = (self.forward(), Instant::now());
         let streamed =
             Arc::new(StreamedResponse { head, body, variant, forward, received, windows, age });
         if let Ok(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
-            let ttl = is_stored.then(|| seconds(windows.fresh));
-            let response = self.http.with_source(response, lead.source(), ttl, &streamed.forward);
+            let ttl = Some(windows.fresh.as_secs()).filter(|_| is_stored);
+            let ttl = ttl.and_then(|seconds| seconds.try_into().ok());
+            let response =
+                self.asked.http.with_source(response, lead.source(), ttl, &streamed.forward);
             drop(answer.send(Ok(response)));
         }
         lead.announce(streamed.clone());
@@ -230,7 +226,8 @@ impl ResponseLoad {
                     None => self.lead.keep(windows),
                     // In a box, which most loads do not need.
                     Some(variant) => {
-                        let stored = self.http.store_below(variant, &response, windows, &self.lead);
+                        let stored =
+                            self.asked.http.store_below(variant, &response, windows, &self.lead);
                         return Ok(Box::pin(stored).await);
                     }
                 }
@@ -238,7 +235,7 @@ impl ResponseLoad {
             }
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status).await;
-                self.http.0.marks.set(&self.place.lasting, false);
+                self.asked.http.0.marks.set(&self.asked.place.lasting, false);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
             Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
@@ -249,13 +246,18 @@ impl ResponseLoad {
         }
     }
 
+    /// Returns why the request was sent to the service.
+    fn forward(&self) -> Forward {
+        if self.lead.replaces() { Forward::Stale } else { self.asked.place.miss.clone() }
+    }
+
     /// Removes the stored response, if an answer with this status says that it is of no use. One
     /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
     /// the moment.
     async fn end_stored(&self, status: StatusCode) {
         let says_nothing =
             status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.question.is_authorized() {
+        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized() {
             self.remove_stored().await;
         }
     }
@@ -263,7 +265,7 @@ impl ResponseLoad {
     /// Removes the stored response. The next request has no validator, and no caller is served it
     /// as a stale one.
     async fn remove_stored(&self) {
-        if let Err(error) = self.http.0.cache.invalidate(&self.place.key).await {
+        if let Err(error) = self.asked.http.0.cache.invalidate(&self.asked.place.key).await {
             debug!(%error, "a response that is of no use is not removed");
         }
     }

@@ -1,5 +1,7 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
+use std::sync::Arc;
+
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
@@ -37,13 +39,17 @@ impl Question {
         head
     }
 
-    pub(super) fn is_head(&self) -> bool {
-        self.head.method == Method::HEAD
-    }
-
     pub(super) fn is_authorized(&self) -> bool {
         self.head.headers.contains_key(AUTHORIZATION)
     }
+}
+
+/// A request that takes part, and where its response is stored.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) http: Http,
+    pub(super) place: Place,
+    pub(super) question: Arc<Question>,
 }
 
 impl Http {

@@ -128,6 +128,9 @@ impl<'a> Judged<'a> {
         let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
         let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);
         let announced = self.announced.unwrap_or_default();
+        let has_credentials = has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
+        let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
+        let names_origin = origins.any(|origin| origin != "*");
         let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
         [
             ("body", announced > 0 && is_empty),
@@ -136,7 +139,8 @@ impl<'a> Judged<'a> {
             ("set-cookie", has(&SET_COOKIE)),
             ("personal", PERSONAL.iter().any(has)),
             ("vary", policy.coalesces && !self.vary.is_empty()),
-            ("vary-origin", ignores(ORIGIN) && is_for_one_origin(headers)),
+            // It is for the web pages of one origin.
+            ("vary-origin", ignores(ORIGIN) && (has_credentials || names_origin)),
             // Some clients cannot read the encoding.
             ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
             ("pragma", is_careful && pragma(headers)),
@@ -179,15 +183,35 @@ impl<'a> Judged<'a> {
 
     /// Returns how the response may be shared, unless it is not fresh.
     fn shareable(self, took: Duration) -> Option<Shareable> {
-        let (lifetime, policy) = (self.lifetime(), &self.settings.policy);
-        let age = age(&self.parts.headers, self.received, took);
-        let (windows, only_validates) = match policy.coalesces {
+        let (lifetime, settings) = (self.lifetime(), self.settings);
+        let Self { parts, announced, body_limit, vary, directives: it, .. } = self;
+        let age = age(&parts.headers, self.received, took);
+        let (mut windows, mut only_validates) = (Windows::fresh(Duration::ZERO), false);
+        if settings.policy.coalesces {
             // Requests to a careful layer have nothing of their users.
-            true if policy.is_rfc9111 && lifetime.is_none() => return None,
-            true => (Windows::fresh(Duration::ZERO), false),
-            false => self.windows(lifetime?.checked_sub(Duration::from_secs(age))?)?,
-        };
-        let Self { announced, body_limit, vary, .. } = self;
+            if settings.policy.is_rfc9111 && lifetime.is_none() {
+                return None;
+            }
+        } else {
+            let (limit, default) = (settings.max_stale, settings.cache.settings().options.windows);
+            let window = |named: Option<u64>, setting: Duration| match named {
+                _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
+                Some(seconds) => Duration::from_secs(seconds).min(limit),
+                // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+                None if it.s_maxage.is_some() => Duration::ZERO,
+                None => setting.min(limit),
+            };
+            let left = lifetime?.checked_sub(Duration::from_secs(age));
+            windows.fresh = left.filter(|left| !left.is_zero())?.min(default.fresh);
+            windows.stale = window(it.stale_while_revalidate, default.stale);
+            windows.error = window(it.stale_if_error, default.error);
+            only_validates = windows.is_fresh_only()
+                && parts.status == StatusCode::OK
+                && VALIDATORS.iter().any(|name| parts.headers.contains_key(name));
+        }
+        if only_validates {
+            windows.error = settings.kept_for_validation;
+        }
         Some(Shareable { windows, only_validates, age, vary, announced, body_limit })
     }
 
@@ -228,43 +252,11 @@ impl<'a> Judged<'a> {
         let lifetime = policy.statuses.get(&status).copied().or(default).or_else(heuristic);
         lifetime.filter(|lifetime| !lifetime.is_zero())
     }
-
-    /// Returns what the response is good for, which is fresh for so long, and whether it may only
-    /// be validated behind that. Returns `None` if it is not fresh.
-    fn windows(&self, left: Duration) -> Option<(Windows, bool)> {
-        let (it, limit) = (&self.directives, self.settings.max_stale);
-        let default = self.settings.cache.settings().options.windows;
-        let window = |named: Option<u64>, setting: Duration| match named {
-            _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
-            Some(seconds) => Duration::from_secs(seconds).min(limit),
-            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
-            None if it.s_maxage.is_some() => Duration::ZERO,
-            None => setting.min(limit),
-        };
-        let mut windows = Windows {
-            fresh: left.min(default.fresh),
-            stale: window(it.stale_while_revalidate, default.stale),
-            error: window(it.stale_if_error, default.error),
-        };
-        let only_validates = windows.is_fresh_only()
-            && self.parts.status == StatusCode::OK
-            && VALIDATORS.iter().any(|name| self.parts.headers.contains_key(name));
-        if only_validates {
-            windows.error = self.settings.kept_for_validation;
-        }
-        (!left.is_zero()).then_some((windows, only_validates))
-    }
 }
 
 /// RFC 9110, section 15.1.
 fn is_heuristically_cacheable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
-}
-
-/// Returns whether a response is for the web pages of one origin.
-fn is_for_one_origin(headers: &HeaderMap) -> bool {
-    let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
-    origins.any(|origin| origin != "*") || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS)
 }
 
 /// Returns whether the content type is one of streams without an end.

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Method, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 use http_body::Body;
@@ -18,7 +18,7 @@ use tower_service::Service;
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody,
     load::{CallResult, PendingCall, ServiceCall, StreamedResponse, load},
-    request::Question,
+    request::{Asked, Question},
     status::{Forward, ttl},
     variants::{MARK, Marker, Place},
 };
@@ -53,7 +53,7 @@ where
         let question = Arc::new(Question { head, since: Instant::now() });
         let call = (self.inner.clone(), body);
         match admitted {
-            Ok(place) => Box::pin(share(http, place, question, call)),
+            Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
             Err(why) => Box::pin(async move {
                 match http.purge(&question.head).await {
                     Some(response) => Ok(response),
@@ -116,22 +116,17 @@ enum Next {
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<C: ServiceCall>(
-    http: Http,
-    mut place: Place,
-    question: Arc<Question>,
-    mut call: C,
-) -> CallResult<C::Error> {
+async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::Error> {
     let mut tries = TRIES;
     loop {
-        let (own, next) = match fly(&http, &place, &question, call).await {
+        let (own, next) = match asked.fly(call).await {
             Ok(answer) => return answer,
             Err(unanswered) => unanswered,
         };
         call = own;
         let why = match next {
             Next::Below(marker) => {
-                place = place.below(&marker, &question.head.headers);
+                asked.place = asked.place.below(&marker, &asked.question.head.headers);
                 continue;
             }
             Next::Retry(_) if tries > 0 => {
@@ -141,56 +136,127 @@ async fn share<C: ServiceCall>(
                 continue;
             }
             Next::Retry(Some(error)) => {
-                http.0.cache.counters().failed.add();
-                return Ok(http.failed(&question, &error));
+                asked.http.0.cache.counters().failed.add();
+                return Ok(asked.http.failed(&asked.question, &error));
             }
             Next::Retry(None) => Forward::Uncacheable(None),
             Next::Alone(why) => why,
         };
         // In a box, so that the future of a hit stays small.
+        let Asked { http, place, question } = asked;
         return Box::pin(http.pass(Some(&place), question, call, why)).await;
     }
 }
 
-/// Joins the flight of a place. Its leader calls the inner service.
-async fn fly<C: ServiceCall>(
-    http: &Http,
-    place: &Place,
-    question: &Arc<Question>,
-    call: C,
-) -> Settled<C> {
-    let settings = &http.0;
-    let on_uncacheable = settings.marks.on_uncacheable(&place.lasting, question.is_authorized());
-    let Some(on_uncacheable) = on_uncacheable else {
-        return Err((call, Next::Alone(Forward::Uncacheable(None))));
-    };
-    if place.parts.is_some() {
-        return Err((call, Next::Below(Box::pin(http.generation(place)).await)));
-    }
-    let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
-    let sharing = Sharing {
-        on_uncacheable,
-        on_full,
-        waits_once: settings.policy.coalesces,
-        takes_heads: true,
-        rest_limit: settings.body_limit,
-        is_local: place.is_local,
-    };
-    let cached = settings.cache.request(&place.key).sharing(sharing, settings.max_stale);
-    let call = Arc::new(Mutex::new(Some(call)));
-    let (led, own) = oneshot::channel();
-    let (pending, asked) = (call.clone(), (http.clone(), place.clone(), question.clone()));
-    match cached.fly(move |lead| load(asked, pending, led, lead)).await {
-        // The call is left alone then. It may belong to a refresh that has begun, and a stale
-        // response stands in for the answer of an origin that fails.
-        Ok(FlightResult::Loaded(loaded))
-            if loaded.value.head.status != MARK
-                && (loaded.value.late == 0 || is_in_time(&loaded, question.since)) =>
-        {
-            Ok(Ok(question.answer(http.replay(place, loaded))))
+impl Asked {
+    /// Joins the flight of the place. Its leader calls the inner service.
+    async fn fly<C: ServiceCall>(&self, call: C) -> Settled<C> {
+        let Self { http, place, question } = self;
+        let settings = &http.0;
+        let is_authorized = question.is_authorized();
+        let Some(on_uncacheable) = settings.marks.on_uncacheable(&place.lasting, is_authorized)
+        else {
+            return Err((call, Next::Alone(Forward::Uncacheable(None))));
+        };
+        if place.parts.is_some() {
+            return Err((call, Next::Below(Box::pin(http.generation(place)).await)));
         }
-        // In a box, so that the future of a hit stays small.
-        ended => Box::pin(http.settle(place, question, &call, own, ended)).await,
+        let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
+        let sharing = Sharing {
+            on_uncacheable,
+            on_full,
+            waits_once: settings.policy.coalesces,
+            takes_heads: true,
+            rest_limit: settings.body_limit,
+            is_local: place.is_local,
+        };
+        let cached = settings.cache.request(&place.key).sharing(sharing, settings.max_stale);
+        let call = Arc::new(Mutex::new(Some(call)));
+        let (led, own) = oneshot::channel();
+        let (pending, asked) = (call.clone(), self.clone());
+        match cached.fly(move |lead| load(asked, pending, led, lead)).await {
+            // The call is left alone then. It may belong to a refresh that has begun, and a stale
+            // response stands in for the answer of an origin that fails.
+            Ok(FlightResult::Loaded(loaded))
+                if loaded.value.head.status != MARK
+                    && (loaded.value.late == 0 || is_in_time(&loaded, question.since)) =>
+            {
+                Ok(Ok(question.answer(http.replay(place, loaded))))
+            }
+            // In a box, so that the future of a hit stays small.
+            ended => Box::pin(self.settle(&call, own, ended)).await,
+        }
+    }
+
+    /// Returns how a flight ended for a caller that is not served the value of the flight.
+    async fn settle<C: ServiceCall>(
+        &self,
+        call: &PendingCall<C>,
+        mut own: oneshot::Receiver<CallResult<C::Error>>,
+        ended: Result<FlightResult<CachedResponse>, Error>,
+    ) -> Settled<C> {
+        let (http, question) = (&self.http, &self.question);
+        let answer = own.try_recv().ok();
+        let call = lock(call).take();
+        let (ended, call) = match (ended, call) {
+            (Err(error), _) if answer.is_none() => return Ok(Ok(http.failed(question, &error))),
+            (Ok(ended), Some(call)) => (ended, call),
+            // The caller has led. Its answer is there, or the flight goes on without the caller.
+            (ended, _) => {
+                let counters = http.0.cache.counters();
+                match ended {
+                    Ok(FlightResult::Loaded(loaded)) => counters.served(loaded.source()),
+                    Ok(FlightResult::Head(_, source)) => counters.served(source),
+                    Ok(FlightResult::Alone(_)) | Err(_) => {}
+                }
+                let answer = match answer {
+                    None => own.await.ok(),
+                    answer => answer,
+                };
+                let words = "the task that ran the request was cancelled";
+                return Ok(match answer {
+                    Some(answer) => answer.map(|response| question.answer(response)),
+                    None => Ok(http.failed(question, &Error::new(ErrorKind::Cancelled, words))),
+                });
+            }
+        };
+        let next = match ended {
+            FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
+                Some(marker) => Next::Below(marker),
+                // It was no longer fresh when the caller came. The next load begins after that.
+                None => Next::Retry(None),
+            },
+            FlightResult::Head(head, source) => match self.follow(&head, source) {
+                Ok(response) => return Ok(Ok(response)),
+                Err(next) => next,
+            },
+            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => Next::Retry(None),
+            FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
+            FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
+        };
+        Err((call, next))
+    }
+
+    /// Lets a caller read the response of another one, while it arrives.
+    fn follow(&self, head: &Head, source: Source) -> Result<Response<ResponseBody>, Next> {
+        let alone = Next::Alone(Forward::Uncacheable(None));
+        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else { return Err(alone) };
+        let variant = streamed.variant.as_ref();
+        if let Some(marker) =
+            variant.and_then(|it| it.misses(&self.place, &self.question.head.headers))
+        {
+            return Err(Next::Below(marker.clone()));
+        }
+        let response = streamed.response(false).map_err(|broken| match broken {
+            Some(broken) => {
+                let words = "the body of the response broke off";
+                Next::Retry(Some(Error::with_source(ErrorKind::Load, words, broken)))
+            }
+            None => alone,
+        })?;
+        self.http.0.cache.counters().served(source);
+        let response = self.http.with_source(response, Source::Followed, None, &streamed.forward);
+        Ok(self.question.answer(response))
     }
 }
 
@@ -205,82 +271,6 @@ fn is_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
 }
 
 impl Http {
-    /// Returns how a flight ended for a caller that is not served the value of the flight.
-    async fn settle<C: ServiceCall>(
-        &self,
-        place: &Place,
-        question: &Question,
-        call: &PendingCall<C>,
-        mut own: oneshot::Receiver<CallResult<C::Error>>,
-        ended: Result<FlightResult<CachedResponse>, Error>,
-    ) -> Settled<C> {
-        let answer = own.try_recv().ok();
-        let call = lock(call).take();
-        let (ended, call) = match (ended, call) {
-            (Err(error), _) if answer.is_none() => return Ok(Ok(self.failed(question, &error))),
-            (Ok(ended), Some(call)) => (ended, call),
-            // The caller has led. Its answer is there, or the flight goes on without the caller.
-            (ended, _) => {
-                let counters = self.0.cache.counters();
-                match ended {
-                    Ok(FlightResult::Loaded(loaded)) => counters.served(loaded.source()),
-                    Ok(FlightResult::Head(_, source)) => counters.served(source),
-                    Ok(FlightResult::Alone(_)) | Err(_) => {}
-                }
-                let answer = match answer {
-                    None => own.await.ok(),
-                    answer => answer,
-                };
-                let words = "the task that ran the request was cancelled";
-                return Ok(match answer {
-                    Some(answer) => answer.map(|response| question.answer(response)),
-                    None => Ok(self.failed(question, &Error::new(ErrorKind::Cancelled, words))),
-                });
-            }
-        };
-        let next = match ended {
-            FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
-                Some(marker) => Next::Below(marker),
-                // It was no longer fresh when the caller came. The next load begins after that.
-                None => Next::Retry(None),
-            },
-            FlightResult::Head(head, source) => match self.follow(place, question, &head, source) {
-                Ok(response) => return Ok(Ok(response)),
-                Err(next) => next,
-            },
-            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => Next::Retry(None),
-            FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
-            FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
-        };
-        Err((call, next))
-    }
-
-    /// Lets a caller read the response of another one, while it arrives.
-    fn follow(
-        &self,
-        place: &Place,
-        question: &Question,
-        head: &Head,
-        source: Source,
-    ) -> Result<Response<ResponseBody>, Next> {
-        let alone = Next::Alone(Forward::Uncacheable(None));
-        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else { return Err(alone) };
-        let variant = streamed.variant.as_ref();
-        if let Some(marker) = variant.and_then(|it| it.misses(place, &question.head.headers)) {
-            return Err(Next::Below(marker.clone()));
-        }
-        let response = streamed.response(false).map_err(|broken| match broken {
-            Some(broken) => {
-                let words = "the body of the response broke off";
-                Next::Retry(Some(Error::with_source(ErrorKind::Load, words, broken)))
-            }
-            None => alone,
-        })?;
-        self.0.cache.counters().served(source);
-        let response = self.with_source(response, Source::Followed, None, &streamed.forward);
-        Ok(question.answer(response))
-    }
-
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
         let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
@@ -289,15 +279,15 @@ impl Http {
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());
         let response = head.with_age(ResponseBody::whole(body), Some(age));
-        self.with_source(response, source, ttl, &place.forward(false))
+        self.with_source(response, source, ttl, &place.miss)
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed(&self, question: &Question, error: &Error) -> Response<ResponseBody> {
-        let response = (self.0.on_error)(error).map(|body| match question.is_head() {
-            true => ResponseBody::default(),
-            false => ResponseBody::whole(body),
-        });
+        let mut response = (self.0.on_error)(error).map(ResponseBody::whole);
+        if question.head.method == Method::HEAD {
+            *response.body_mut() = ResponseBody::default();
+        }
         match error.retry_after() {
             Some(_) => self.explained(response, || "detail=backing-off"),
             None => response,

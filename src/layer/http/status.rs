@@ -53,12 +53,9 @@ impl Display for Forward {
     }
 }
 
-pub(super) fn seconds(time: Duration) -> i64 {
-    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
-}
-
 /// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
 pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     match loaded.lateness() {
         Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
         None => loaded.expires_in().map(seconds),

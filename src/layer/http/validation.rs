@@ -39,26 +39,22 @@ pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) ->
     is_conditional
 }
 
-/// Returns the stale response with the headers of a `304`, unless that is about another response.
+/// Returns the stale response with the headers of a `304` (RFC 9111, section 3.2), unless that is
+/// about another response. Those about its bytes stay.
 pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Response<Bytes>> {
     let [new, old] =
         [newer, stale.headers()].map(|headers| headers.get(ETAG).map(|tag| opaque(tag.as_bytes())));
     if new.is_some() && new != old {
         return None;
     }
-    let mut renewed = Response::new(stale.body().clone());
-    *renewed.headers_mut() = update(stale.headers(), newer);
-    Some(renewed)
-}
-
-/// Updates the headers of a stored response (RFC 9111, section 3.2). Those about its bytes stay.
-fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
     let mut newer = newer.clone();
     strip(&mut newer);
     for name in OF_BYTES {
         newer.remove(name);
     }
-    let mut headers = stored.clone();
+    let mut renewed = Response::new(stale.body().clone());
+    let headers = renewed.headers_mut();
+    headers.clone_from(stale.headers());
     // A `304` without a date was made now (RFC 9110, section 6.6.1).
     if let Some(date) = headers.get_mut(DATE)
         && let Ok(now) = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()))
@@ -66,5 +62,5 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
         *date = now;
     }
     headers.extend(newer);
-    headers
+    Some(renewed)
 }

@@ -96,6 +96,8 @@ pub(super) struct Place {
     depth: u8,
     /// The headers that select it.
     names: Vec<HeaderName>,
+    /// Why a request is sent to the service if nothing is stored here.
+    pub(super) miss: Forward,
 }
 
 impl Place {
@@ -103,7 +105,8 @@ impl Place {
     pub(super) fn new(key: Key, parts: Option<String>) -> Self {
         let lasting =
             parts.as_ref().map_or_else(|| key.clone(), |parts| format!("{key}{parts}").into());
-        Self { key, parts, lasting, is_local: false, depth: 0, names: Vec::new() }
+        let (names, miss) = (Vec::new(), Forward::Miss);
+        Self { key, parts, lasting, is_local: false, depth: 0, names, miss }
     }
 
     /// Returns the place below a marker that a request selects.
@@ -138,15 +141,7 @@ impl Place {
             is_local: self.is_local || marker.generation.starts_with(LOCAL),
             depth: self.depth.saturating_add(1),
             names: self.names.iter().chain(&marker.names).cloned().collect(),
-        }
-    }
-
-    /// Returns why a request for this place is sent to the service.
-    pub(super) fn forward(&self, is_stale: bool) -> Forward {
-        match is_stale {
-            true => Forward::Stale,
-            false if self.names.is_empty() => Forward::Miss,
-            false => Forward::VaryMiss,
+            miss: if marker.names.is_empty() { Forward::Miss } else { Forward::VaryMiss },
         }
     }
 
@@ -157,11 +152,12 @@ impl Place {
     /// too long.
     pub(super) fn variant(
         &self,
-        mut names: Vec<HeaderName>,
+        names: &[HeaderName],
         request: &HeaderMap,
         key_limit: usize,
     ) -> Option<Option<Variant>> {
-        names.retain(|name| !self.names.contains(name));
+        let names = names.iter().filter(|name| !self.names.contains(name));
+        let names: Vec<_> = names.cloned().collect();
         if names.is_empty() {
             return Some(None);
         }
