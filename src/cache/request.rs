@@ -17,7 +17,7 @@ use super::{
     settings::{OnUncacheable, Options, Sharing},
 };
 use crate::{
-    backend::{Edit, Tagged},
+    backend::{Edit, Tagged, Windows},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::Key,
@@ -322,9 +322,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Gives the value tags, with the tag number from before it was read.
-    pub(crate) fn tagged(mut self, tagged: Tagged) -> Self {
-        self.options_mut().tagged = tagged;
+    /// Sets how long an inserted value is kept, and its tags, with the tag number from before it
+    /// was read.
+    pub(crate) fn kept(mut self, windows: Windows, tagged: Tagged) -> Self {
+        let options = self.options_mut();
+        (options.windows, options.tagged) = (windows, tagged);
         self
     }
 
@@ -344,9 +346,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how the callers share the load.
-    pub(crate) fn sharing(mut self, sharing: Sharing) -> Self {
-        self.options_mut().sharing = sharing;
+    /// Sets how the callers share the load, and the limit of both windows in which they accept a
+    /// stale value.
+    pub(crate) fn sharing(mut self, sharing: Sharing, stale: Duration) -> Self {
+        let options = self.options_mut();
+        options.sharing = sharing;
+        (options.windows.stale, options.windows.error) = (stale, stale);
+        (options.rules.stale, options.rules.error) = (stale, stale);
         self
     }
 

@@ -70,14 +70,6 @@ impl ResponseBody {
         Self(BodySource::Single(body, hint))
     }
 
-    /// Returns the length of a body that is the same for all callers, if it is known.
-    pub(super) fn length(&self) -> Option<usize> {
-        match &self.0 {
-            BodySource::Single(..) => None,
-            _ => self.size_hint().exact()?.try_into().ok(),
-        }
-    }
-
     /// Returns the bytes of a whole body.
     pub(super) fn bytes(&self) -> Option<&Bytes> {
         match &self.0 {
@@ -119,7 +111,7 @@ impl Body for ResponseBody {
         match &self.0 {
             BodySource::Whole(bytes) => bytes.is_empty(),
             BodySource::Single(body, _) => body.is_end_stream(),
-            BodySource::Shared(reader) => reader.is_end_stream(),
+            BodySource::Shared(reader) => reader.is_done,
         }
     }
 
@@ -274,25 +266,26 @@ impl SharedBody {
         limits: BodyLimits,
     ) -> (Arc<Self>, Collector) {
         let announced = announced.or_else(|| source.size_hint().exact());
-        let is_empty = source.is_end_stream();
         let (state, moved) = (Mutex::default(), Notify::new());
         let body = Arc::new(Self { limits, announced, state, moved });
-        if is_empty {
-            body.receive(Bytes::new(), Some(Ok(None)));
-        }
-        (body.clone(), Collector { body, source: Some(source) })
+        let mut collector = Collector { body: body.clone(), source: Some(source) };
+        // Most bodies are there as a whole, and then so is what their readers get.
+        let _ = collector.advance().now_or_never();
+        (body, collector)
     }
 
-    /// Returns a reader from the start on. Fails with the error by which the body broke off, or
-    /// with none if the first bytes are gone.
+    /// Returns a reader from the start on, for the caller whose request the body answers or for
+    /// another one. Fails for the latter with the error by which the body broke off, or with none
+    /// if the first bytes are gone.
     pub(super) fn reader(
         self: &Arc<Self>,
-        takes_trailers: bool,
+        is_own: bool,
     ) -> Result<ResponseBody, Option<BodyError>> {
         let mut state = lock(&self.state);
         match &state.end {
-            Some(Err(error)) => return Err(Some(error.clone())),
+            Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.is_left => return Err(None),
+            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
@@ -300,7 +293,7 @@ impl SharedBody {
         state.readers.insert(number, Reading::default());
         drop(state);
         let body = Arc::clone(self);
-        let reader = Reader { body, number, place: 0, takes_trailers, is_done: false };
+        let reader = Reader { body, number, place: 0, takes_trailers: is_own, is_done: false };
         Ok(ResponseBody(BodySource::Shared(reader)))
     }
 
@@ -326,23 +319,9 @@ impl SharedBody {
         has_ended
     }
 
-    /// Returns all bytes that are kept as one piece, which the readers share from then on.
-    fn whole(&self) -> Bytes {
-        let mut state = lock(&self.state);
-        if state.pieces.len() > 1 {
-            let mut joined = BytesMut::with_capacity(state.received as usize);
-            state.pieces.iter().for_each(|(_, piece)| joined.extend_from_slice(piece));
-            state.pieces = VecDeque::from([(0, joined.freeze())]);
-        }
-        state.pieces.front().map(|(_, piece)| piece.clone()).unwrap_or_default()
-    }
-
-    /// Completes when the body has no reader any more, and is not to be finished. A body that none
-    /// has begun to read is loaded for later callers, such as that of a refresh.
+    /// Completes when the body has no reader any more. A body that none has begun to read is loaded
+    /// for later callers, such as that of a refresh.
     async fn unread(&self) {
-        if self.limits.finish_unread {
-            return pending().await;
-        }
         let mut readers = None;
         loop {
             let left = {
@@ -363,7 +342,12 @@ impl Collector {
     pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let (body, limits) = (self.body.clone(), self.body.limits);
         let last = after(Instant::now(), limits.total);
-        let mut unread = pin!(body.unread());
+        let mut unread = pin!(async {
+            match limits.finish_unread {
+                true => pending().await,
+                false => body.unread().await,
+            }
+        });
         let mut next_turn = TURN;
         loop {
             let (received, end) = {
@@ -374,7 +358,7 @@ impl Collector {
                 Some(Ok(Some(_trailers))) => return Err(NotCollected::Unfit),
                 Some(Err(error)) => return Err(NotCollected::Broken(error)),
                 _ if received > limits.size => return Err(NotCollected::Unfit),
-                Some(Ok(None)) => return Ok(body.whole()),
+                Some(Ok(None)) => return Ok(lock(&body.state).whole()),
                 None => {}
             }
             // A body that is always ready lets its readers read it meanwhile. The first turn is
@@ -506,6 +490,16 @@ impl State {
         Some(Ok(data))
     }
 
+    /// Returns all bytes that are kept as one piece, which the readers share from then on.
+    fn whole(&mut self) -> Bytes {
+        if self.pieces.len() > 1 {
+            let mut joined = BytesMut::with_capacity(self.received as usize);
+            self.pieces.iter().for_each(|(_, piece)| joined.extend_from_slice(piece));
+            self.pieces = VecDeque::from([(0, joined.freeze())]);
+        }
+        self.pieces.front().map(|(_, piece)| piece.clone()).unwrap_or_default()
+    }
+
     /// Returns the bytes from a place on, as far as they lie together.
     fn at(&self, place: u64) -> Option<Bytes> {
         let after = self.pieces.partition_point(|(start, _)| *start <= place);
@@ -569,16 +563,6 @@ impl Reader {
         }
     }
 
-    fn is_end_stream(&self) -> bool {
-        let state = lock(&self.body.state);
-        let is_read = self.place == state.received;
-        self.is_done
-            || match &state.end {
-                Some(Ok(trailers)) => is_read && !(self.takes_trailers && trailers.is_some()),
-                _ => false,
-            }
-    }
-
     fn size_hint(&self) -> SizeHint {
         let state = lock(&self.body.state);
         let length = match &state.end {
@@ -634,7 +618,7 @@ mod tests {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
             let (body, collector) = SharedBody::new(ResponseBody::single(hinted), None, LIMITS);
-            let mut reader = Box::pin(body.reader(false).unwrap());
+            let mut reader = Box::pin(body.reader(true).unwrap());
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {

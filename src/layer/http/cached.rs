@@ -6,12 +6,11 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
 };
-use tokio::time::Instant;
 
-use super::{ResponseBody, fields::strip, unavailable::InnerServiceErrorCodec};
+use super::{InnerServiceError, ResponseBody, fields::strip};
 use crate::{
     backend::Store,
-    cache::{Builder, Cache, Codec, Loaded, Source},
+    cache::{Builder, Cache, Codec, Json},
     error::BoxError,
 };
 
@@ -23,6 +22,10 @@ use crate::{
 pub struct CachedResponse {
     pub(super) head: Arc<ResponseHead>,
     pub(super) body: Bytes,
+    /// The age of the response when it was complete, in seconds.
+    pub(super) age: u64,
+    /// For how long it had not been fresh any more when it was complete, in milliseconds.
+    pub(super) late: u32,
 }
 
 /// A response that is shared, without its body.
@@ -30,27 +33,29 @@ pub struct CachedResponse {
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
-    /// The age of the response when it was complete, in seconds.
-    pub(super) age: u64,
     /// Once it is no longer fresh, it may only be validated.
     pub(super) only_validates: bool,
-    /// For how long it had not been fresh any more when it was complete, in milliseconds.
-    pub(super) late: u32,
 }
 
 impl ResponseHead {
-    pub(super) fn new(parts: &Parts, age: u64, only_validates: bool) -> Self {
-        let mut headers = parts.headers.clone();
+    pub(super) fn new(parts: Parts, only_validates: bool) -> Self {
+        let Parts { status, mut headers, .. } = parts;
         strip(&mut headers);
         headers.remove(AGE);
-        Self { status: parts.status, headers, age, only_validates, late: 0 }
+        Self { status, headers, only_validates }
     }
 
     /// Builds a response of this age, if it has one.
-    pub(super) fn with_age(self, body: ResponseBody, age: Option<u64>) -> Response<ResponseBody> {
+    pub(super) fn with_age(
+        self: Arc<Self>,
+        body: ResponseBody,
+        age: Option<u64>,
+    ) -> Response<ResponseBody> {
+        // A hit has the only reference to what it decoded.
+        let head = Arc::unwrap_or_clone(self);
         let mut response = Response::new(body);
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers;
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head.headers;
         if let Some(age) = age {
             response.headers_mut().insert(AGE, age.into());
         }
@@ -72,22 +77,6 @@ impl CachedResponse {
     /// Returns the whole body.
     pub fn body(&self) -> &Bytes {
         &self.body
-    }
-
-    /// Returns whether a response is stored, or was fresh when a caller came that has waited for it
-    /// since then.
-    pub(super) fn is_in_time(loaded: &Loaded<Self>, since: Instant) -> bool {
-        let late = loaded.value.head.late;
-        late == 0 || was_stored(loaded) || u128::from(late) <= since.elapsed().as_millis()
-    }
-}
-
-/// Returns whether a response is from the backend, or one that this process remembers.
-pub(super) fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
-    match loaded.source() {
-        Source::Hit | Source::Local | Source::Stale => true,
-        Source::Degraded => loaded.age().is_some(),
-        _ => false,
     }
 }
 
@@ -116,7 +105,7 @@ pub fn http_cache<B: Store>(
         // Most responses are complete by then. The body of another one may have no end.
         .wait_limit(Duration::from_secs(10))
         .codec(ResponseCodec)
-        .error_codec(InnerServiceErrorCodec)
+        .error_codec::<InnerServiceError>(Json)
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.
@@ -156,15 +145,15 @@ impl Codec<CachedResponse> for ResponseCodec {
     }
 
     fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
-        let CachedResponse { head: stored, body } = value;
-        let mut bytes = BytesMut::with_capacity(encoded_head_len(&stored.headers) + body.len());
+        let CachedResponse { head, body, age, late } = value;
+        let mut bytes = BytesMut::with_capacity(encoded_head_len(&head.headers) + body.len());
         bytes.put_u8(VERSION);
-        bytes.put_u8(stored.only_validates.into());
-        bytes.put_u16(stored.status.as_u16());
-        bytes.put_u64(stored.age);
-        bytes.put_u32(stored.late);
-        bytes.put_u32(u32::try_from(stored.headers.len())?);
-        for (name, value) in &stored.headers {
+        bytes.put_u8(head.only_validates.into());
+        bytes.put_u16(head.status.as_u16());
+        bytes.put_u64(*age);
+        bytes.put_u32(*late);
+        bytes.put_u32(u32::try_from(head.headers.len())?);
+        for (name, value) in &head.headers {
             bytes.put_u16(u16::try_from(name.as_str().len())?);
             bytes.put_slice(name.as_str().as_bytes());
             bytes.put_u32(u32::try_from(value.len())?);
@@ -178,11 +167,7 @@ impl Codec<CachedResponse> for ResponseCodec {
         if rest.try_get_u8()? != VERSION {
             return Err(UNREADABLE.into());
         }
-        let only_validates = match rest.try_get_u8()? {
-            0 => false,
-            1 => true,
-            _ => return Err(UNREADABLE.into()),
-        };
+        let only_validates = rest.try_get_u8()? == 1;
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
         let late = rest.try_get_u32()?;
@@ -203,8 +188,8 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(rest.split_to(length))?;
             headers.try_append(name, value)?;
         }
-        let head = Arc::new(ResponseHead { status, headers, age, only_validates, late });
-        Ok(CachedResponse { head, body: rest })
+        let head = Arc::new(ResponseHead { status, headers, only_validates });
+        Ok(CachedResponse { head, body: rest, age, late })
     }
 
     fn is_for_loader_only(&self, bytes: &[u8]) -> bool {

@@ -7,13 +7,14 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
     header::{
         CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE,
         ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, RANGE,
     },
     response,
 };
+use http_body::Body;
 
 use super::{
     Question, ResponseBody,
@@ -27,8 +28,8 @@ pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
-        let asked = &self.head.headers;
-        if !self.is_head() && !asked.keys().any(|name| TERMS.contains(name)) {
+        let (asked, is_head) = (&self.head.headers, self.head.method == Method::HEAD);
+        if !is_head && !asked.keys().any(|name| TERMS.contains(name)) {
             return response;
         }
         let (mut parts, body) = response.into_parts();
@@ -37,10 +38,10 @@ impl Question {
         let body = if is_ok && is_known(asked, &parts.headers) {
             not_modified(&mut parts);
             ResponseBody::default()
-        } else if self.is_head() {
+        } else if is_head {
             // A `204` has no length (RFC 9110, section 8.6).
-            let length = body.length().filter(|_| parts.status != StatusCode::NO_CONTENT);
-            if let Some(length) = length {
+            let length = body.size_hint().exact();
+            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
             ResponseBody::default()

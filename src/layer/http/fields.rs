@@ -97,9 +97,9 @@ pub(super) fn strip(headers: &mut HeaderMap) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
+    /// There is a `no-cache` or a `private`.
     pub(super) no_cache: bool,
-    pub(super) private: bool,
-    /// One of these two is for the whole message, or for a field that it has.
+    /// One of these is for the whole message, or for a field that it has.
     pub(super) restricts: bool,
     pub(super) public: bool,
     pub(super) must_understand: bool,
@@ -136,7 +136,7 @@ impl Directives {
         let it = Self::parse(headers, &SURROGATE_CONTROL)?;
         // Neither `must-understand` nor a policy makes this shareable.
         let is_stale = it.max_age == Some(0) || it.s_maxage == Some(0);
-        directives.restricts |= it.no_store || it.no_cache || it.private || is_stale;
+        directives.restricts |= it.no_store || it.no_cache || is_stale;
         Some(directives)
     }
 
@@ -206,12 +206,8 @@ impl Directives {
     fn set(&mut self, name: &str, value: &str, headers: &HeaderMap) {
         match name.to_ascii_lowercase().as_str() {
             "no-store" | "no-store-remote" => self.no_store = true,
-            "no-cache" => {
+            "no-cache" | "private" => {
                 self.no_cache = true;
-                self.restricts |= names_any(value, headers);
-            }
-            "private" => {
-                self.private = true;
                 self.restricts |= names_any(value, headers);
             }
             "public" => self.public = true,
@@ -306,13 +302,12 @@ fn is_token(character: char) -> bool {
 /// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn check_any_lines(lines: &[u8]) {
-    let values = |lines: &[u8]| -> Vec<HeaderValue> {
-        let lines = lines.split(|byte| *byte == b'\n');
-        lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
-    };
-    let parse = |values: &[HeaderValue]| {
+    let is_value = |line: &&[u8]| HeaderValue::from_bytes(line).is_ok();
+    let lines: Vec<_> = lines.split(|byte| *byte == b'\n').filter(is_value).collect();
+    let parse = |lines: &[u8]| {
         let mut headers = HeaderMap::new();
-        for value in values {
+        let values = lines.split(|byte| *byte == b'\n').map(HeaderValue::from_bytes);
+        for value in values.flatten() {
             for name in [CACHE_CONTROL, CONNECTION, SURROGATE_CONTROL, CDN_CACHE_CONTROL] {
                 headers.append(name, value.clone());
             }
@@ -325,16 +320,14 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
         }
         Directives::parse(&headers, &CACHE_CONTROL)
     };
-
-    let mut values_of_lines = values(lines);
-    let parsed = parse(&values_of_lines);
-    assert_eq!(parse(&values(&lines.to_ascii_uppercase())), parsed, "case matters");
+    let all = lines.join(&b'\n');
+    let parsed = parse(&all);
+    assert_eq!(parse(&all.to_ascii_uppercase()), parsed, "case matters");
     if let Some(directives) = parsed {
-        let joined = values_of_lines.iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
-        let joined = joined.join(&b", "[..]);
-        assert_eq!(parse(&values(&joined)).as_ref(), Some(&directives), "several lines differ");
-        values_of_lines.push(HeaderValue::from_static("no-store"));
+        let joined = parse(&lines.join(&b", "[..]));
+        assert_eq!(joined.as_ref(), Some(&directives), "several lines differ");
         let restricted = Directives { no_store: true, ..directives };
-        assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
+        let more = parse(&[&all, &b"\nno-store"[..]].concat());
+        assert_eq!(more, Some(restricted), "a restriction is lost");
     }
 }

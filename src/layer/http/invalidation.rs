@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri,
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
 };
@@ -17,7 +17,7 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::sole,
-    key::{self, is_on_host, is_respelled, parse_location, paths},
+    key::{host_of_groups, is_respelled, located, paths},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -25,34 +25,18 @@ pub(super) const GROUPS: HeaderName = HeaderName::from_static("cache-groups");
 const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidation");
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
-/// Returns the request for a location on the host of a request. Its path is replaced before and
-/// after the routers that removed a prefix.
-fn located(parts: &Parts, location: &str) -> Option<Parts> {
-    // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    let location = parse_location(location).filter(|location| is_on_host(location, parts))?;
-    let mut parts = parts.clone();
-    let path = location.path_and_query()?.clone();
-    #[cfg(feature = "axum")]
-    let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
-        None => path,
-        Some(original) => {
-            // The route `/` is the prefix itself, without a slash behind it.
-            let (all, routed) = (original.path(), parts.uri.path());
-            let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
-            let rest = path.as_str().strip_prefix(prefix)?;
-            let routed = match rest.as_bytes().first() {
-                Some(b'/') => rest.parse().ok()?,
-                None | Some(b'?') => format!("/{rest}").parse().ok()?,
-                Some(_) => return None,
-            };
-            parts.extensions.insert(axum::extract::OriginalUri(path.into()));
-            routed
-        }
+/// Returns a path before and behind the routers that removed a prefix from the path of a request.
+fn nested(parts: &Parts, path: String) -> Option<[String; 2]> {
+    let [all, routed] = paths(parts)?.map(|path| path.split('?').next().unwrap_or_default());
+    // The route `/` is the prefix itself, without a slash behind it.
+    let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
+    let rest = path.strip_prefix(prefix)?;
+    let routed = match rest.as_bytes().first() {
+        Some(b'/') => rest.to_owned(),
+        None | Some(b'?') => format!("/{rest}"),
+        Some(_) => return None,
     };
-    let mut own = std::mem::take(&mut parts.uri).into_parts();
-    own.path_and_query = Some(path);
-    parts.uri = Uri::from_parts(own).ok()?;
-    Some(parts)
+    Some([path, routed])
 }
 
 /// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks
@@ -122,11 +106,13 @@ impl Http {
         parts: &'a Parts,
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
-        let own = paths(parts).map(|[original, _]| original).filter(|own| is_respelled(own));
-        let locations = locations.into_iter().chain(own);
-        let mut keys: Vec<_> = self.keys(parts).collect();
-        for parts in locations.filter_map(|location| located(parts, location)) {
-            keys.extend(self.keys(&parts));
+        let own = paths(parts);
+        let respelled = own.map(|[original, _]| original).filter(|path| is_respelled(path));
+        let locations = locations.into_iter().chain(respelled);
+        let located = locations.filter_map(|location| nested(parts, located(parts, location)??));
+        let mut keys: Vec<_> = own.into_iter().flat_map(|own| self.keys(parts, own)).collect();
+        for [original, routed] in located {
+            keys.extend(self.keys(parts, [&original, &routed]));
         }
         keys.sort_unstable();
         keys.dedup();
@@ -144,7 +130,7 @@ impl Http {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
-        let Some(host) = key::host_of_groups(parts) else { return Vec::new() };
+        let Some(host) = host_of_groups(parts) else { return Vec::new() };
         let mut groups = listed(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());

@@ -35,22 +35,27 @@ use crate::key::Key;
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
-    /// Returns the keys of a resource, whether the target of a request names its scheme or not.
-    pub(super) fn keys(&self, parts: &Parts) -> impl Iterator<Item = Key> {
+    /// Returns the keys of a resource on the host of a request, whether the target names its scheme
+    /// or not.
+    pub(super) fn keys(&self, parts: &Parts, paths: [&str; 2]) -> impl Iterator<Item = Key> {
         let schemes = ["", "http", "https", scheme(parts)];
-        schemes.into_iter().filter_map(|scheme| self.key(parts, scheme))
+        schemes.into_iter().filter_map(move |scheme| self.key(parts, scheme, paths))
     }
 
-    /// Returns the key of a resource if its target names this scheme. It is the same for all values
-    /// of the parts. Returns `None` if the host is not clear, if there is no path, or if even a
+    /// Returns the key of a resource with these [`paths`] if its target names this scheme. It is
+    /// the same for all values of the parts. Returns `None` if the host is not clear, or if even a
     /// digest is too long.
-    pub(super) fn key(&self, parts: &Parts, scheme: &str) -> Option<Key> {
+    pub(super) fn key(
+        &self,
+        parts: &Parts,
+        scheme: &str,
+        [original, routed]: [&str; 2],
+    ) -> Option<Key> {
         let settings = &self.0;
         let (verb, fields) = match settings.policy.coalesces {
             true => ("COALESCE", texts(parts, &settings.key_parts)?),
             false => ("GET", " *".repeat(settings.key_parts.len())),
         };
-        let [original, routed] = paths(parts)?;
         let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
         text[verb.len()..].make_ascii_lowercase();
         text.push_str(&fields);
@@ -253,23 +258,20 @@ pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
 /// Returns a part of a URI in normal form: no unreserved character is encoded, and encodings have
 /// capitals. Text with an invalid encoding stays as it is.
 fn normal(text: &str) -> Cow<'_, str> {
-    match text.contains('%') {
-        true => decoded(text).map_or(text.into(), Cow::Owned),
-        false => text.into(),
-    }
-}
-
-fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
-    let mut normal = parts.next()?.to_owned();
+    let mut normal = Cow::from(parts.next().unwrap_or_default());
     for part in parts {
-        match encoded(part.as_bytes())? {
-            byte if is_unreserved(byte) => normal.push(byte.into()),
-            byte => write!(normal, "%{byte:02X}").ok()?,
+        let Some((byte, rest)) = encoded(part.as_bytes()).zip(part.get(2..)) else {
+            return text.into();
+        };
+        // RFC 3986, section 2.3.
+        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            true => normal.to_mut().push(byte.into()),
+            false => _ = write!(normal.to_mut(), "%{byte:02X}"),
         }
-        normal.push_str(part.get(2..)?);
+        normal.to_mut().push_str(rest);
     }
-    Some(normal)
+    normal
 }
 
 /// Returns the byte that the digits behind a percent sign encode.
@@ -296,24 +298,18 @@ pub(super) fn may_hold_another(text: &[u8]) -> bool {
             .any(|part| encoded(part).is_none_or(separates) || part.iter().copied().any(separates))
 }
 
-/// RFC 3986, section 2.3.
-fn is_unreserved(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
-}
-
 /// Returns a host without the port that its scheme has anyway. Without a scheme it stands for
 /// `http` and for `https`, as a key does.
 fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
-    let Some((name, port)) = host.rsplit_once(':') else { return host };
-    let is_default = match port {
-        "" => true,
-        "80" => scheme != "https",
-        "443" => scheme != "http",
-        _ => false,
+    let ports = match scheme {
+        "http" => &[":", ":80"][..],
+        "https" => &[":", ":443"],
+        _ => &[":", ":80", ":443"],
     };
+    let mut names = ports.iter().filter_map(|port| host.strip_suffix(port));
     // A colon may be in an address.
-    let is_port = !name.contains(':') || name.ends_with(']');
-    if is_default && is_port && !name.is_empty() { name } else { host }
+    let is_name = |name: &&str| !name.is_empty() && (!name.contains(':') || name.ends_with(']'));
+    names.find(is_name).unwrap_or(host)
 }
 
 /// Returns whether the service may take a path and its query for another one than their normal form
@@ -324,32 +320,22 @@ pub(super) fn is_respelled(path: &str) -> bool {
     normal.len() != path.len() || segments.any(|segment| matches!(segment, "." | ".."))
 }
 
-/// Parses a path or a URL that a header names, and brings it into normal form. A reference that is
-/// relative to the path of its request is rare, and is `None`.
-pub(super) fn parse_location(location: &str) -> Option<Uri> {
+/// Reads a path or a URL that a header names. Returns its path with its query, in normal form, or
+/// `None` in it if its host is not that of a request. Ports differ with the scheme, so they do not
+/// count. Returns `None` for a reference that is relative to a path, which is rare.
+pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
     let location = normal(location.split('#').next()?);
-    if location.starts_with('/') && !location.starts_with("//") {
-        return without_dots(&location).parse().ok();
-    }
     // The request has the scheme, which may not be known here.
     let scheme = if location.starts_with("//") { "http:" } else { "" };
     let location: Uri = format!("{scheme}{location}").parse().ok()?;
-    location.scheme()?;
     let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
-    let path = without_dots(path).parse().ok()?;
-    let mut parts = location.into_parts();
-    parts.path_and_query = Some(path);
-    Uri::from_parts(parts).ok()
-}
-
-/// Returns whether a location may be on the host of a request. Ports differ with the scheme, so
-/// they do not count.
-pub(super) fn is_on_host(location: &Uri, parts: &Parts) -> bool {
-    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
-    match (location.host(), parts.uri.authority().cloned().or_else(named)) {
-        (Some(host), Some(own)) => host.eq_ignore_ascii_case(own.host()),
-        _ => true,
+    if !path.starts_with('/') || location.scheme().is_some() != location.host().is_some() {
+        return None;
     }
+    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
+    let own = parts.uri.authority().cloned().or_else(named);
+    let is_other = |(host, own): (&str, Authority)| !host.eq_ignore_ascii_case(own.host());
+    Some((!location.host().zip(own).is_some_and(is_other)).then(|| without_dots(path)))
 }
 
 /// Removes the segments `.` and `..` from a path with its query (RFC 3986, section 5.2.4).

@@ -3,12 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, request::Parts};
+use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
-    cached::encoded_head_len,
-    key::{KeyPart, header_part, scheme},
+    key::{KeyPart, header_part, paths, scheme},
     marks::Marks,
     service::error_response,
 };
@@ -60,25 +59,22 @@ impl BellwetherLayer<Http> {
     /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
     ///
     /// Passed requests do not count. Neither choice waits, so slow URLs do not delay others.
-    pub fn refuse_overload(mut self) -> Self {
-        self.settings().refuses_overload = true;
-        self
+    pub fn refuse_overload(self) -> Self {
+        self.with(|settings| settings.refuses_overload = true)
     }
 
     /// Sets the response to callers whose load failed. Defaults to an empty response.
     /// [Errors](crate::layer::sharing#errors) lists its status.
     pub fn on_error(
-        mut self,
+        self,
         response: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.settings().on_error = Arc::new(response);
-        self
+        self.with(|settings| settings.on_error = Arc::new(response))
     }
 
     /// Sets which requests and responses are shared. Defaults to its default.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.settings().policy = policy;
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        self.with(|settings| settings.policy = policy)
     }
 
     /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
@@ -86,9 +82,8 @@ impl BellwetherLayer<Http> {
     ///
     /// Many services name no lifetime with any response, private ones included. So set it only
     /// where all responses may be shared, for example route by route.
-    pub fn default_lifetime(mut self, lifetime: Duration) -> Self {
-        self.settings().default_lifetime = Some(lifetime);
-        self
+    pub fn default_lifetime(self, lifetime: Duration) -> Self {
+        self.with(|settings| settings.default_lifetime = Some(lifetime))
     }
 
     /// Adds a part to the key: anything that the response depends on beside host, path and query,
@@ -109,11 +104,11 @@ impl BellwetherLayer<Http> {
     /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
     /// or [`ignore_headers`](Self::ignore_headers).
     pub fn vary_by<T: Into<Option<String>>>(
-        mut self,
+        self,
         part: impl Fn(&Parts) -> T + Send + Sync + 'static,
     ) -> Self {
-        self.settings().key_parts.push(Arc::new(move |parts: &Parts| part(parts).into()));
-        self
+        let part = move |parts: &Parts| part(parts).into();
+        self.with(|settings| settings.key_parts.push(Arc::new(part)))
     }
 
     /// Adds all lines of a header to the key, as [`vary_by`](Self::vary_by) does a text.
@@ -121,17 +116,17 @@ impl BellwetherLayer<Http> {
     /// A header that looks like a credential may then be in a request, and only a digest of it
     /// becomes part of the key. A request in which the header is not text takes no part. Headers
     /// that always exclude a request, such as `Authorization`, still do.
-    pub fn vary_by_header(mut self, name: &str) -> Self {
-        let (name, settings) = (name.to_ascii_lowercase(), self.settings());
-        settings.key_parts.push(header_part(&name));
-        settings.known_headers.push(name);
-        self
+    pub fn vary_by_header(self, name: &str) -> Self {
+        let name = name.to_ascii_lowercase();
+        self.with(|settings| {
+            settings.key_parts.push(header_part(&name));
+            settings.known_headers.push(name);
+        })
     }
 
     /// Sets what of a query counts, and what of it shows.
-    pub fn query(mut self, query: Query) -> Self {
-        self.settings().query = query;
-        self
+    pub fn query(self, query: Query) -> Self {
+        self.with(|settings| settings.query = query)
     }
 
     /// Declares headers harmless that look like
@@ -140,10 +135,9 @@ impl BellwetherLayer<Http> {
     ///
     /// It has no effect on `Authorization`, `Cookie` and other headers that always exclude a
     /// request.
-    pub fn ignore_headers<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+    pub fn ignore_headers<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_ascii_lowercase());
-        self.settings().known_headers.extend(names);
-        self
+        self.with(|settings| settings.known_headers.extend(names))
     }
 
     /// Declares cookies harmless: no response depends on them. A name may end with `*`.
@@ -151,43 +145,38 @@ impl BellwetherLayer<Http> {
     /// A request takes part if all its cookies are ignored. The inner service still receives them.
     /// The case of names counts. A cookie with a `,`, a `&`, a space or another separator, plain or
     /// percent-encoded, is not ignored, because the inner service may read another one in it.
-    pub fn ignore_cookies<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+    pub fn ignore_cookies<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
-        self.settings().ignored_cookies.extend(names);
-        self
+        self.with(|settings| settings.ignored_cookies.extend(names))
     }
 
     /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one, such
     /// as that of a browser that reloads a page.
     ///
     /// By default such a request reaches the inner service. One with `no-store` always does.
-    pub fn ignore_reloads(mut self) -> Self {
-        self.settings().ignores_reloads = true;
-        self
+    pub fn ignore_reloads(self) -> Self {
+        self.with(|settings| settings.ignores_reloads = true)
     }
 
     /// Sets for how long a response with a validator is kept for its validation, if it may not be
     /// served stale. Zero keeps none. Defaults to 10 minutes.
     ///
     /// No caller is served it before the service has answered `304`.
-    pub fn keep_for_validation(mut self, time: Duration) -> Self {
-        self.settings().kept_for_validation = time;
-        self
+    pub fn keep_for_validation(self, time: Duration) -> Self {
+        self.with(|settings| settings.kept_for_validation = time)
     }
 
     /// Sets for how long a response may be served stale at most, whatever it names itself. Zero
     /// serves no stale response. Defaults to a day.
-    pub fn max_stale(mut self, limit: Duration) -> Self {
-        self.settings().max_stale = limit;
-        self
+    pub fn max_stale(self, limit: Duration) -> Self {
+        self.with(|settings| settings.max_stale = limit)
     }
 
     /// Sets how long a body that is shared may take in all. Defaults to 60 s.
     ///
     /// After this time the response is not stored, and no more callers join. Its readers read on.
-    pub fn body_limit(mut self, limit: Duration) -> Self {
-        self.settings().body_limit = limit;
-        self
+    pub fn body_limit(self, limit: Duration) -> Self {
+        self.with(|settings| settings.body_limit = limit)
     }
 
     /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to
@@ -197,27 +186,24 @@ impl BellwetherLayer<Http> {
     /// service.
     ///
     /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend.
-    pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.settings().purge = Some(Arc::new(check));
-        self
+    pub fn purge_if(self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.purge = Some(Arc::new(check)))
     }
 
     /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
     /// `Cache-Groups`. Several caches of other makers know this header.
     ///
     /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
-    pub fn surrogate_keys(mut self) -> Self {
-        self.settings().surrogate_keys = true;
-        self
+    pub fn surrogate_keys(self) -> Self {
+        self.with(|settings| settings.surrogate_keys = true)
     }
 
     /// Adds a [`Cache-Status`](crate::layer::sharing#cache-status) (RFC 9211) to each response: how
     /// the cache answered, or why it did not.
     ///
     /// Defaults to no header, because it tells clients about the traffic of others.
-    pub fn cache_status(mut self) -> Self {
-        self.settings().tells_status = true;
-        self
+    pub fn cache_status(self) -> Self {
+        self.with(|settings| settings.tells_status = true)
     }
 
     /// Returns the key under which the response to a request with these parts is shared.
@@ -234,11 +220,12 @@ impl BellwetherLayer<Http> {
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
     /// request.
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        self.mode.key(parts, scheme(parts))
+        self.mode.key(parts, scheme(parts), paths(parts)?)
     }
 
-    fn settings(&mut self) -> &mut HttpSettings {
-        Arc::make_mut(&mut self.mode.0)
+    fn with(mut self, set: impl FnOnce(&mut HttpSettings)) -> Self {
+        set(Arc::make_mut(&mut self.mode.0));
+        self
     }
 }
 
@@ -271,11 +258,6 @@ pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
 impl HttpSettings {
-    /// Returns the most bytes of a body that are stored with these headers.
-    pub(super) fn most_of_body(&self, headers: &HeaderMap) -> u64 {
-        self.cache.settings().max_value.saturating_sub(encoded_head_len(headers)) as u64
-    }
-
     fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
             cache,

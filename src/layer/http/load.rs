@@ -9,43 +9,46 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, response::Parts};
+use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
 use tracing::debug;
 
 use super::{
-    BodyError, CachedResponse, Http, ResponseBody,
+    BodyError, CachedResponse, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, SharedBody},
     cached::ResponseHead,
-    fields::content_length,
     invalidation::GROUPS,
-    request::Question,
-    response::{Freshness, Unshared},
+    request::Asked,
+    response::{Shareable, Unshared},
     status::Forward,
     unavailable::{failing, is_failure},
     validation::{add_validators, renewed},
-    variants::{Place, Variant},
+    variants::Variant,
 };
 use crate::{
+    backend::Windows,
     cache::{Alone, Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     layer,
     sync::lock,
 };
 
-/// An HTTP service that the layer can wrap.
-pub(super) trait InnerHttp<B>: Clone + Send + 'static {
+/// The result that a caller of the layer receives.
+pub(super) type CallResult<E> = Result<Response<ResponseBody>, E>;
+
+/// A call of the inner service. It is made at most once, because a body cannot be cloned.
+pub(super) trait ServiceCall: Send + 'static {
     type Error: Send + 'static;
 
-    /// Sends a request to the service, once that is ready.
-    fn send(self, request: Request<B>) -> impl Future<Output = CallResult<Self::Error>> + Send;
+    /// Sends the request with this head, once the service is ready.
+    fn send(self, head: request::Parts) -> impl Future<Output = CallResult<Self::Error>> + Send;
 }
 
-impl<S, B, ResBody> InnerHttp<B> for S
+impl<S, B, ResBody> ServiceCall for (S, B)
 where
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Send + 'static,
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     B: Send + 'static,
@@ -53,69 +56,64 @@ where
 {
     type Error = S::Error;
 
-    async fn send(self, request: Request<B>) -> CallResult<S::Error> {
-        Ok(layer::oneshot(self, request).await?.map(ResponseBody::single))
+    async fn send(self, head: request::Parts) -> CallResult<S::Error> {
+        let (inner, body) = self;
+        let request = Request::from_parts(head, body);
+        Ok(layer::oneshot(inner, request).await?.map(ResponseBody::single))
     }
 }
 
-/// The result that a caller of the layer receives.
-pub(super) type CallResult<E> = Result<Response<ResponseBody>, E>;
-
-/// The request body of a caller, until the request runs. It can be taken only once, so the request
-/// runs at most once.
-pub(super) type RequestBody<B> = Arc<Mutex<Option<B>>>;
+/// The call of a caller, until it is made.
+pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 ///
 /// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
 /// away.
-pub(super) async fn load<B, S: InnerHttp<B>>(
-    (http, place, question): (Http, Place, Arc<Question>),
-    inner: S,
-    body: RequestBody<B>,
-    answer: oneshot::Sender<CallResult<S::Error>>,
+pub(super) async fn load<C: ServiceCall>(
+    asked: Asked,
+    call: PendingCall<C>,
+    answer: oneshot::Sender<CallResult<C::Error>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
-    if let Some(marker) = http.renewed_marker(&lead) {
+    let stale = lead.stale();
+    if let Some(marker) = stale.as_ref().and_then(|it| asked.http.renewed_marker(&lead, it)) {
         return Ok(Produced::Value(marker));
     }
-    let body = lock(&body).take();
-    let body =
-        body.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
-    let mut request = question.for_all(body);
-    let stale = add_validators(&lead, request.headers_mut());
-    let load = ResponseLoad { http, place, question, begun: Instant::now(), lead };
-    match inner.send(request).await {
-        Ok(response) => {
-            let response = load.validated(stale, response).await?;
-            load.land(response, answer).await
-        }
+    let call = lock(&call).take();
+    let call =
+        call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
+    let mut head = asked.question.for_all();
+    let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
+    let load = ResponseLoad { asked, begun: Instant::now(), lead };
+    let mut response = match call.send(head).await {
+        Ok(response) => response,
         Err(error) => {
             drop(answer.send(Err(error)));
-            Err(Error::new(ErrorKind::Load, "the inner service returned an error"))
+            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
+    };
+    if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
+        response = load.renewed(&stale.value, response.headers()).await?;
     }
+    load.land(response, answer).await
 }
 
 /// The load of a response, after its request was sent.
 struct ResponseLoad {
-    http: Http,
-    place: Place,
-    question: Arc<Question>,
+    asked: Asked,
     begun: Instant,
     lead: Lead<CachedResponse>,
 }
 
 impl ResponseLoad {
-    /// Returns the response that an answer stands for: itself, or the stale one with a new head.
-    async fn validated(
+    /// Returns the stale response with the new headers of its `304`.
+    async fn renewed(
         &self,
-        stale: Option<CachedResponse>,
-        answer: Response<ResponseBody>,
+        stale: &CachedResponse,
+        newer: &HeaderMap,
     ) -> Result<Response<ResponseBody>, Error> {
-        let is_validated = answer.status() == StatusCode::NOT_MODIFIED;
-        let Some(stale) = stale.filter(|_| is_validated) else { return Ok(answer) };
-        if let Some(renewed) = renewed(&stale, answer.headers()) {
+        if let Some(renewed) = renewed(stale, newer) {
             return Ok(renewed.map(ResponseBody::whole));
         }
         if stale.head.only_validates {
@@ -130,20 +128,21 @@ impl ResponseLoad {
         response: Response<ResponseBody>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
+        let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
-        let judged = match is_failure(parts.status) && self.lead.has_stand_in() {
+        let judged = match self.lead.has_stand_in() && is_failure(parts.status) {
             // The stored response stands in for it, whatever its lifetime.
             true => Err(Unshared::Failing),
-            false => self.http.judge(&self.question, self.begun.elapsed(), &parts, &body),
+            false => http.judge(question, self.begun.elapsed(), &parts, &body),
         };
-        let (request, limit) = (&self.question.head.headers, self.http.0.cache.settings().max_key);
-        let shared = judged.and_then(|(freshness, names)| {
-            let variant = self.place.variant(names, request, limit);
-            Ok((freshness, variant.ok_or(Unshared::Uncacheable("vary"))?))
+        let (request, limit) = (&question.head.headers, http.0.cache.settings().max_key);
+        let shared = judged.and_then(|shareable| {
+            let variant = place.variant(&shareable.vary, request, limit);
+            Ok((shareable, variant.ok_or(Unshared::Uncacheable("vary"))?))
         });
         match shared {
-            Ok((freshness, variant)) => {
-                let (streamed, collector) = self.announce(parts, body, freshness, variant, answer);
+            Ok((shareable, variant)) => {
+                let (streamed, collector) = self.announce(parts, body, shareable, variant, answer);
                 self.collect(&streamed, collector).await
             }
             Err(why) => Ok(self.land_alone(why, parts, body, answer).await),
@@ -159,23 +158,21 @@ impl ResponseLoad {
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
-        let (place, marks) = (&self.place, &self.http.0.marks);
+        let Asked { http, place, question } = &self.asked;
+        let marks = &http.0.marks;
         let (forward, produced) = match why {
-            Unshared::Failing => {
-                let forward = place.forward(self.lead.replaces());
-                (forward, failing(&self.question, &parts, &self.lead))
-            }
+            Unshared::Failing => (self.forward(), failing(question, &parts, &self.lead)),
             Unshared::Reserved => {
-                marks.set(place.lasting_key(), true);
+                marks.set(&place.lasting, true);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
             }
             Unshared::Uncacheable(why) => {
-                marks.set(place.lasting_key(), false);
+                marks.set(&place.lasting, false);
                 (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
             }
         };
         let response = Response::from_parts(parts, body);
-        drop(answer.send(Ok(self.http.explained(response, || forward))));
+        drop(answer.send(Ok(http.explained(response, || forward))));
         produced
     }
 
@@ -184,35 +181,32 @@ impl ResponseLoad {
         &self,
         parts: Parts,
         body: ResponseBody,
-        mut freshness: Freshness,
+        shareable: Shareable,
         variant: Option<Variant>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Collector) {
-        let (settings, lead) = (&self.http.0, &self.lead);
-        // The longest lifetime begins with the head, as the response's own does.
-        let longest = settings.cache.settings().options.windows.fresh;
-        freshness.lifetime = freshness.lifetime.min(longest);
-        let announced = content_length(&parts.headers).unwrap_or_default();
+        let (settings, lead) = (&self.asked.http.0, &self.lead);
+        let Shareable { windows, age, .. } = shareable;
         let limits = BodyLimits {
-            size: settings.most_of_body(&parts.headers),
+            size: shareable.body_limit,
             total: settings.body_limit,
             finish_unread: !settings.cache.settings().cancels_abandoned,
         };
-        let (body, collector) = SharedBody::new(body, announced, limits);
-        let forward = self.place.forward(lead.replaces());
-        let head = ResponseHead::new(&parts, freshness.age, freshness.only_validates);
-        let received = Instant::now();
+        let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
+        tags.into_iter().for_each(|tag| lead.tag(tag));
+        let (body, collector) = SharedBody::new(body, shareable.announced, limits);
+        let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
+        let (forward, received) = (self.forward(), Instant::now());
         let streamed =
-            Arc::new(StreamedResponse { head, body, variant, forward, received, freshness });
+            Arc::new(StreamedResponse { head, body, variant, forward, received, windows, age });
         if let Ok(response) = streamed.response(true) {
-            let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
-            let ttl = is_stored.then(|| i64::try_from(freshness.lifetime.as_secs()).ok());
-            let (source, forward) = (lead.source(), &streamed.forward);
-            let response = self.http.with_source(response, source, ttl.flatten(), forward);
+            let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
+            let ttl = Some(windows.fresh.as_secs()).filter(|_| is_stored);
+            let ttl = ttl.and_then(|seconds| seconds.try_into().ok());
+            let response =
+                self.asked.http.with_source(response, lead.source(), ttl, &streamed.forward);
             drop(answer.send(Ok(response)));
         }
-        let tags = self.http.tags(&self.question.head, &parts.headers, &GROUPS);
-        tags.into_iter().for_each(|tag| lead.tag(tag));
         lead.announce(streamed.clone());
         (streamed, collector)
     }
@@ -224,24 +218,24 @@ impl ResponseLoad {
         streamed: &StreamedResponse,
         collector: Collector,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let (http, lead) = (&self.http, &self.lead);
         match collector.collect().await {
             Ok(bytes) => {
-                let (response, freshness) = streamed.complete(bytes);
+                let (response, windows) = streamed.complete(bytes);
                 match &streamed.variant {
-                    None => {
-                        freshness.keep(lead);
-                        Ok(Produced::Value(response))
-                    }
+                    None if windows.fresh.is_zero() => self.lead.do_not_store(),
+                    None => self.lead.keep(windows),
                     // In a box, which most loads do not need.
                     Some(variant) => {
-                        Ok(Box::pin(http.store_below(variant, &response, &freshness, lead)).await)
+                        let stored =
+                            self.asked.http.store_below(variant, &response, windows, &self.lead);
+                        return Ok(Box::pin(stored).await);
                     }
                 }
+                Ok(Produced::Value(response))
             }
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.head.status).await;
-                self.http.0.marks.set(self.place.lasting_key(), false);
+                self.asked.http.0.marks.set(&self.asked.place.lasting, false);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
             Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
@@ -252,13 +246,18 @@ impl ResponseLoad {
         }
     }
 
+    /// Returns why the request was sent to the service.
+    fn forward(&self) -> Forward {
+        if self.lead.replaces() { Forward::Stale } else { self.asked.place.miss.clone() }
+    }
+
     /// Removes the stored response, if an answer with this status says that it is of no use. One
     /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
     /// the moment.
     async fn end_stored(&self, status: StatusCode) {
         let says_nothing =
             status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.question.is_authorized() {
+        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized() {
             self.remove_stored().await;
         }
     }
@@ -266,7 +265,7 @@ impl ResponseLoad {
     /// Removes the stored response. The next request has no validator, and no caller is served it
     /// as a stale one.
     async fn remove_stored(&self) {
-        if let Err(error) = self.http.0.cache.invalidate(&self.place.key).await {
+        if let Err(error) = self.asked.http.0.cache.invalidate(&self.asked.place.key).await {
             debug!(%error, "a response that is of no use is not removed");
         }
     }
@@ -274,14 +273,17 @@ impl ResponseLoad {
 
 /// The head of a response that is shared while its body arrives, and the body as far as it has.
 pub(super) struct StreamedResponse {
-    head: ResponseHead,
+    head: Arc<ResponseHead>,
     body: Arc<SharedBody>,
     /// Which variant it is, if its flight did not know that.
     pub(super) variant: Option<Variant>,
     /// Why the request was sent that it answers.
     pub(super) forward: Forward,
     received: Instant,
-    freshness: Freshness,
+    /// They begin with the head. All are zero if it is for those only that ask meanwhile.
+    windows: Windows,
+    /// Its age when it was received, in seconds.
+    age: u64,
 }
 
 impl StreamedResponse {
@@ -293,30 +295,31 @@ impl StreamedResponse {
         &self,
         is_own: bool,
     ) -> Result<Response<ResponseBody>, Option<BodyError>> {
-        if !is_own && self.late().is_some() {
+        let elapsed = self.received.elapsed();
+        if !is_own && self.late(elapsed).is_some() {
             return Err(None);
         }
-        let age = self.freshness.age.saturating_add(self.received.elapsed().as_secs());
-        let age = Some(age).filter(|age| *age > 0);
-        Ok(self.head.clone().with_age(self.body.reader(is_own)?, age))
+        let age = self.age.saturating_add(elapsed.as_secs());
+        let body = self.body.reader(is_own)?;
+        Ok(self.head.clone().with_age(body, Some(age).filter(|age| *age > 0)))
     }
 
-    /// Returns for how long the response is no longer fresh. It always is if it is for those only
-    /// that ask meanwhile.
-    fn late(&self) -> Option<Duration> {
-        let lifetime = Some(self.freshness.lifetime).filter(|lifetime| !lifetime.is_zero())?;
-        self.received.elapsed().checked_sub(lifetime)
+    /// Returns for how long the response is no longer fresh, so long after its head came.
+    fn late(&self, elapsed: Duration) -> Option<Duration> {
+        let lifetime = self.windows.fresh;
+        elapsed.checked_sub(lifetime).filter(|_| !lifetime.is_zero())
     }
 
-    /// Returns the whole response, and its freshness. Its lifetime began with its head.
-    fn complete(&self, body: Bytes) -> (CachedResponse, Freshness) {
-        let (took, late) = (self.received.elapsed(), self.late().unwrap_or_default());
-        let mut head = self.head.clone();
-        head.age = head.age.saturating_add(took.as_secs());
-        head.late = late.as_millis().try_into().unwrap_or(u32::MAX);
-        let response = CachedResponse { head: Arc::new(head), body };
-        let mut freshness = self.freshness;
-        freshness.lifetime = freshness.lifetime.saturating_sub(took);
-        (response, freshness)
+    /// Returns the whole response, and the windows that are left of it.
+    fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
+        let took = self.received.elapsed();
+        let late = self.late(took).unwrap_or_default();
+        let response = CachedResponse {
+            head: self.head.clone(),
+            body,
+            age: self.age.saturating_add(took.as_secs()),
+            late: late.as_millis().try_into().unwrap_or(u32::MAX),
+        };
+        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
     }
 }

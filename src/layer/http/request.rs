@@ -1,7 +1,9 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
+use std::sync::Arc;
+
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request,
+    HeaderMap, HeaderName, HeaderValue, Method,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
     request::Parts,
 };
@@ -27,23 +29,27 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Returns the request for the whole response, which answers all that is asked.
-    pub(super) fn for_all<B>(&self, body: B) -> Request<B> {
-        let mut request = Request::from_parts(self.head.clone(), body);
-        *request.method_mut() = Method::GET;
+    /// Returns the head of a request for the whole response, which answers all that is asked.
+    pub(super) fn for_all(&self) -> Parts {
+        let mut head = self.head.clone();
+        head.method = Method::GET;
         for name in TERMS {
-            request.headers_mut().remove(name);
+            head.headers.remove(name);
         }
-        request
-    }
-
-    pub(super) fn is_head(&self) -> bool {
-        self.head.method == Method::HEAD
+        head
     }
 
     pub(super) fn is_authorized(&self) -> bool {
         self.head.headers.contains_key(AUTHORIZATION)
     }
+}
+
+/// A request that takes part, and where its response is stored.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) http: Http,
+    pub(super) place: Place,
+    pub(super) question: Arc<Question>,
 }
 
 impl Http {
@@ -67,7 +73,8 @@ impl Http {
             return Err(Forward::Header(name.clone()));
         }
         let paths = paths(parts).filter(|paths| !paths.iter().any(|path| is_respelled(path)));
-        let key = paths.and_then(|_| self.key(parts, scheme(parts))).ok_or(Forward::Key)?;
+        let key = paths.and_then(|paths| self.key(parts, scheme(parts), paths));
+        let key = key.ok_or(Forward::Key)?;
         let texts = match settings.key_parts.is_empty() || coalesces {
             true => None,
             false if settings.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),

@@ -7,29 +7,26 @@
 use std::time::{Duration, SystemTime};
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode, Uri,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
         CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES, LAST_MODIFIED,
         LOCATION, ORIGIN, SET_COOKIE, TRAILER,
     },
     response::Parts,
-    uri::PathAndQuery,
 };
 use http_body::Body;
 
 use super::{
-    CachedResponse, Http, ResponseBody,
+    Http, ResponseBody,
+    cached::encoded_head_len,
     fields::{Directives, content_length, date, listed, pragma, seconds, vary},
-    key::{is_on_host, parse_location, paths},
+    key::{located, paths},
     layer::HttpSettings,
     request::Question,
     validation::VALIDATORS,
 };
-use crate::{
-    backend::Windows,
-    cache::{Lead, Request},
-};
+use crate::backend::Windows;
 
 /// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,9 +47,22 @@ const PERSONAL: [HeaderName; 4] = [
     TRAILER,
 ];
 
-/// How long a response may be shared, and the headers of a request that select it. It may be shared
-/// if its body is complete and within the limit.
-pub(super) type Shareable = (Freshness, Vec<HeaderName>);
+/// A response that may be shared, if its body is complete and within the limit.
+pub(super) struct Shareable {
+    /// The remaining lifetime, and what follows it. All are zero if only those may have the
+    /// response that wait for it.
+    pub(super) windows: Windows,
+    /// Once it is no longer fresh, it may only be validated, and not be served.
+    pub(super) only_validates: bool,
+    /// The age of the response when it arrived, in seconds.
+    pub(super) age: u64,
+    /// The headers of a request that select it.
+    pub(super) vary: Vec<HeaderName>,
+    /// Its length, if its headers have it.
+    pub(super) announced: Option<u64>,
+    /// The length of the largest body that is stored with its headers.
+    pub(super) body_limit: u64,
+}
 
 impl Http {
     /// Judges the response to a request, which `took` so long, by its status and its headers.
@@ -70,10 +80,13 @@ impl Http {
         if let Some((why, _)) = rules.find(|(_, forbids)| *forbids) {
             return Err(unshared(why));
         }
-        let freshness = it.freshness(took).ok_or_else(|| unshared("lifetime"))?;
-        match question.is_authorized() && !it.is_for_all() {
+        // It may be for more than the credentials of its request (RFC 9111, section 3.5).
+        let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
+        let is_for_all = public || must_revalidate || s_maxage.is_some();
+        let shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
+        match question.is_authorized() && !is_for_all {
             true => Err(Unshared::Reserved),
-            false => Ok((freshness, it.vary)),
+            false => Ok(shareable),
         }
     }
 }
@@ -82,8 +95,8 @@ impl Http {
 struct Judged<'a> {
     settings: &'a HttpSettings,
     parts: &'a Parts,
-    /// Its length, if its headers have it.
     announced: Option<u64>,
+    body_limit: u64,
     vary: Vec<HeaderName>,
     directives: Directives,
     received: SystemTime,
@@ -92,12 +105,13 @@ struct Judged<'a> {
 impl<'a> Judged<'a> {
     /// Reads the fields of a response. Returns the name of one that cannot be parsed.
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
-        let headers = &parts.headers;
+        let (headers, limit) = (&parts.headers, settings.cache.settings().max_value);
         listed(headers, &CONNECTION).ok_or("connection")?;
         Ok(Self {
             settings,
             parts,
             announced: content_length(headers).ok_or("content-length")?,
+            body_limit: limit.saturating_sub(encoded_head_len(headers)) as u64,
             // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
             vary: vary(headers).ok_or("vary")?,
             directives: Directives::of_response(headers).ok_or("cache-control")?,
@@ -114,22 +128,25 @@ impl<'a> Judged<'a> {
         let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
         let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);
         let announced = self.announced.unwrap_or_default();
+        let has_credentials = has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
+        let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
+        let names_origin = origins.any(|origin| origin != "*");
         let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
-        let most = self.settings.most_of_body(headers);
         [
             ("body", announced > 0 && is_empty),
-            ("size", announced.max(body.size_hint().lower()) > most),
+            ("size", announced.max(body.size_hint().lower()) > self.body_limit),
             ("content-type", is_endless(headers)),
             ("set-cookie", has(&SET_COOKIE)),
             ("personal", PERSONAL.iter().any(has)),
             ("vary", policy.coalesces && !self.vary.is_empty()),
-            ("vary-origin", ignores(ORIGIN) && is_for_one_origin(headers)),
+            // It is for the web pages of one origin.
+            ("vary-origin", ignores(ORIGIN) && (has_credentials || names_origin)),
             // Some clients cannot read the encoding.
             ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
             ("pragma", is_careful && pragma(headers)),
             ("content-range", is_careful && has(&CONTENT_RANGE)),
             ("status", is_unknown || (is_careful && is_unnamed)),
-            ("location", self.redirects_to_itself(question)),
+            ("location", status.is_redirection() && self.redirects_to_itself(question)),
             ("cache-control", self.forbids_storing()),
         ]
     }
@@ -138,54 +155,64 @@ impl<'a> Judged<'a> {
     /// in parts of the query that are not in the key. A request for that other place may share the
     /// key, and would get the redirect again.
     fn redirects_to_itself(&self, question: &Question) -> bool {
-        let Parts { status, headers, .. } = self.parts;
         let (asked, query) = (&question.head, &self.settings.query);
         let own = paths(asked).map_or("/", |[original, _]| original);
-        let is_itself = |location: Uri| {
-            let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
-            is_on_host(&location, asked) && query.apply(path) == query.apply(own)
-        };
-        status.is_redirection()
-            && headers.get_all(LOCATION).iter().any(|location| {
-                // One that cannot be read may lead anywhere.
-                location.to_str().ok().and_then(parse_location).is_none_or(is_itself)
-            })
+        let is_itself = |path: String| query.apply(&path) == query.apply(own);
+        self.parts.headers.get_all(LOCATION).iter().any(|location| {
+            let location = location.to_str().ok().and_then(|it| located(asked, it));
+            // One that cannot be read may lead anywhere.
+            location.is_none_or(|path| path.is_some_and(is_itself))
+        })
     }
 
     /// Returns whether the directives forbid to store the response (RFC 9111, section 3).
     fn forbids_storing(&self) -> bool {
         let (it, status) = (&self.directives, self.parts.status);
         let is_understood =
-            is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307);
-        if it.restricts || (it.must_understand && !is_understood) {
+            || is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307);
+        if it.restricts || (it.must_understand && !is_understood()) {
             return true;
         }
         match self.settings.policy.is_rfc9111 {
             // Where the status is understood, `must-understand` takes the place of `no-store`,
             // which is for caches that know only that one (RFC 9111, section 5.2.2.3).
             true => it.no_store && !it.must_understand,
-            false => it.no_store || it.malformed || it.no_cache || it.private,
+            false => it.no_store || it.malformed || it.no_cache,
         }
     }
 
-    /// Returns whether the response is not for the credentials of its request alone (RFC 9111,
-    /// section 3.5).
-    fn is_for_all(&self) -> bool {
-        let it = &self.directives;
-        it.public || it.must_revalidate || it.s_maxage.is_some()
-    }
-
-    /// Returns how long the response may be shared: by those that wait for it, and beyond.
-    fn freshness(&self, took: Duration) -> Option<Freshness> {
-        let age = age(&self.parts.headers, self.received, took);
-        let (lifetime, policy) = (self.lifetime(), &self.settings.policy);
-        if policy.coalesces {
+    /// Returns how the response may be shared, unless it is not fresh.
+    fn shareable(self, took: Duration) -> Option<Shareable> {
+        let (lifetime, settings) = (self.lifetime(), self.settings);
+        let Self { parts, announced, body_limit, vary, directives: it, .. } = self;
+        let age = age(&parts.headers, self.received, took);
+        let (mut windows, mut only_validates) = (Windows::fresh(Duration::ZERO), false);
+        if settings.policy.coalesces {
             // Requests to a careful layer have nothing of their users.
-            let is_shared = !policy.is_rfc9111 || lifetime.is_some();
-            return is_shared.then(|| Freshness { age, ..Freshness::default() });
+            if settings.policy.is_rfc9111 && lifetime.is_none() {
+                return None;
+            }
+        } else {
+            let (limit, default) = (settings.max_stale, settings.cache.settings().options.windows);
+            let window = |named: Option<u64>, setting: Duration| match named {
+                _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
+                Some(seconds) => Duration::from_secs(seconds).min(limit),
+                // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+                None if it.s_maxage.is_some() => Duration::ZERO,
+                None => setting.min(limit),
+            };
+            let left = lifetime?.checked_sub(Duration::from_secs(age));
+            windows.fresh = left.filter(|left| !left.is_zero())?.min(default.fresh);
+            windows.stale = window(it.stale_while_revalidate, default.stale);
+            windows.error = window(it.stale_if_error, default.error);
+            only_validates = windows.is_fresh_only()
+                && parts.status == StatusCode::OK
+                && VALIDATORS.iter().any(|name| parts.headers.contains_key(name));
         }
-        let left = lifetime?.checked_sub(Duration::from_secs(age))?;
-        (!left.is_zero()).then(|| self.windows(left, age))
+        if only_validates {
+            windows.error = settings.kept_for_validation;
+        }
+        Some(Shareable { windows, only_validates, age, vary, announced, body_limit })
     }
 
     /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness
@@ -225,39 +252,11 @@ impl<'a> Judged<'a> {
         let lifetime = policy.statuses.get(&status).copied().or(default).or_else(heuristic);
         lifetime.filter(|lifetime| !lifetime.is_zero())
     }
-
-    /// Returns the freshness of a response with this lifetime and age, which is good for something
-    /// when it is no longer fresh, too.
-    fn windows(&self, lifetime: Duration, age: u64) -> Freshness {
-        let (it, limit) = (&self.directives, self.settings.max_stale);
-        let windows = self.settings.cache.settings().options.windows;
-        let window = |named: Option<u64>, setting: Duration| match named {
-            _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
-            Some(seconds) => Duration::from_secs(seconds).min(limit),
-            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
-            None if it.s_maxage.is_some() => Duration::ZERO,
-            None => setting.min(limit),
-        };
-        let while_revalidate = window(it.stale_while_revalidate, windows.stale);
-        let if_error = window(it.stale_if_error, windows.error);
-        let validation = self.settings.kept_for_validation;
-        let only_validates = while_revalidate.max(if_error).is_zero()
-            && self.parts.status == StatusCode::OK
-            && VALIDATORS.iter().any(|name| self.parts.headers.contains_key(name));
-        let kept = if only_validates { validation } else { if_error };
-        Freshness { lifetime, while_revalidate, kept, only_validates, age }
-    }
 }
 
 /// RFC 9110, section 15.1.
 fn is_heuristically_cacheable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
-}
-
-/// Returns whether a response is for the web pages of one origin.
-fn is_for_one_origin(headers: &HeaderMap) -> bool {
-    let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
-    origins.any(|origin| origin != "*") || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS)
 }
 
 /// Returns whether the content type is one of streams without an end.
@@ -268,39 +267,6 @@ fn is_endless(headers: &HeaderMap) -> bool {
         kind.starts_with(b"text/event-stream") || kind.starts_with(b"multipart/x-mixed-replace")
     };
     headers.get_all(CONTENT_TYPE).iter().any(streams)
-}
-
-/// How long a response may be shared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Freshness {
-    /// The remaining time. Zero if only those may have it that wait for it.
-    pub(super) lifetime: Duration,
-    while_revalidate: Duration,
-    /// For how long it is kept in case of a failure, or for its validation.
-    kept: Duration,
-    /// Once it is no longer fresh, it may only be validated, and not be served.
-    pub(super) only_validates: bool,
-    /// The age of the response when it arrived, in seconds.
-    pub(super) age: u64,
-}
-
-impl Freshness {
-    /// Sets how long a response is kept that is stored without a load.
-    pub(super) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
-        request
-            .ttl(self.lifetime)
-            .stale_while_revalidate(self.while_revalidate)
-            .stale_if_error(self.kept)
-    }
-
-    /// Sets how long the response is kept.
-    pub(super) fn keep(&self, lead: &Lead<CachedResponse>) {
-        if self.lifetime.is_zero() {
-            return lead.do_not_store();
-        }
-        let (fresh, stale, error) = (self.lifetime, self.while_revalidate, self.kept);
-        lead.keep(Windows { fresh, stale, error });
-    }
 }
 
 /// The longest lifetime by a heuristic.

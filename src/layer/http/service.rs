@@ -8,21 +8,17 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{
-    HeaderValue, Request, Response, StatusCode,
+    HeaderValue, Method, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 use http_body::Body;
-use tokio::{
-    sync::oneshot::{self, error::TryRecvError},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody,
-    cached::was_stored,
-    load::{CallResult, InnerHttp, RequestBody, StreamedResponse, load},
-    request::Question,
+    load::{CallResult, PendingCall, ServiceCall, StreamedResponse, load},
+    request::{Asked, Question},
     status::{Forward, ttl},
     variants::{MARK, Marker, Place},
 };
@@ -51,15 +47,17 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (http, inner) = (self.mode.clone(), self.inner.clone());
+        let http = self.mode.clone();
         let (head, body) = request.into_parts();
+        let admitted = http.admit(&head, &body);
         let question = Arc::new(Question { head, since: Instant::now() });
-        match http.admit(&question.head, &body) {
-            Ok(place) => Box::pin(share(http, place, question, body, inner)),
+        let call = (self.inner.clone(), body);
+        match admitted {
+            Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
             Err(why) => Box::pin(async move {
                 match http.purge(&question.head).await {
                     Some(response) => Ok(response),
-                    None => http.pass(None, question, body, inner, why).await,
+                    None => http.pass(None, question, call, why).await,
                 }
             }),
         }
@@ -69,14 +67,13 @@ where
 impl Http {
     /// Calls the inner service as if the layer were not there. An answer that could be shared
     /// ends the mark of its place.
-    pub(super) async fn pass<B, S: InnerHttp<B>>(
+    async fn pass<C: ServiceCall>(
         &self,
         place: Option<&Place>,
         question: Arc<Question>,
-        body: B,
-        inner: S,
+        call: C,
         why: Forward,
-    ) -> CallResult<S::Error> {
+    ) -> CallResult<C::Error> {
         let counters = self.0.cache.counters();
         counters.passed.add();
         match why {
@@ -88,13 +85,12 @@ impl Http {
         let is_kept = place.is_some() || !question.head.method.is_safe();
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
-        let request = Request::from_parts(Arc::unwrap_or_clone(question).head, body);
-        let (parts, body) = inner.send(request).await?.into_parts();
+        let (parts, body) = call.send(Arc::unwrap_or_clone(question).head).await?.into_parts();
         if let Some(question) = kept {
             let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
             match place {
                 None => self.invalidate(&question.head, parts.status, &parts.headers).await,
-                Some(place) if is_shareable() => self.0.marks.end(place.lasting_key()),
+                Some(place) if is_shareable() => self.0.marks.end(&place.lasting),
                 Some(_) => {}
             }
         }
@@ -105,200 +101,195 @@ impl Http {
 /// How often a request tries again to share a response, before it goes alone.
 const TRIES: u8 = 4;
 
-/// How a flight ended for one caller.
-enum Settled<B, E> {
-    /// With a response.
-    Done(CallResult<E>),
-    /// The request selects a response below this marker.
-    Varies(B, Marker),
+/// How a flight ended for one caller: with its answer, or with its call and what follows.
+type Settled<C> = Result<CallResult<<C as ServiceCall>::Error>, (C, Next)>;
+
+/// What a caller does that a flight has no answer for.
+enum Next {
+    /// It asks for the response below this marker.
+    Below(Marker),
     /// It may share the response of the next flight. If it cannot, it fails with this error, or
     /// goes on alone.
-    Retry(B, Option<Error>),
+    Retry(Option<Error>),
     /// It goes on alone.
-    Alone(B, Forward),
-    /// Its load has failed.
-    Failed(Error),
+    Alone(Forward),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<B: Send + 'static, S: InnerHttp<B>>(
-    http: Http,
-    mut place: Place,
-    question: Arc<Question>,
-    body: B,
-    inner: S,
-) -> CallResult<S::Error> {
-    // Boxes hold the futures that a hit does not need, so its own future stays small.
-    let mut settled = fly(&http, &place, &question, body, inner.clone()).await;
+async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::Error> {
     let mut tries = TRIES;
     loop {
-        let (body, alone) = match settled {
-            Settled::Done(response) => return response.map(|shared| question.answer(shared)),
-            Settled::Varies(body, marker) => {
-                place = place.below(&marker, &question.head.headers);
-                (body, None)
+        let (own, next) = match asked.fly(call).await {
+            Ok(answer) => return answer,
+            Err(unanswered) => unanswered,
+        };
+        call = own;
+        let why = match next {
+            Next::Below(marker) => {
+                asked.place = asked.place.below(&marker, &asked.question.head.headers);
+                continue;
             }
-            Settled::Retry(body, _) if tries > 0 => {
+            Next::Retry(_) if tries > 0 => {
                 tries -= 1;
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
-                (body, None)
+                continue;
             }
-            Settled::Retry(_, Some(error)) => {
-                http.0.cache.counters().failed.add();
-                return Ok(http.failed(&question, &error));
+            Next::Retry(Some(error)) => {
+                asked.http.0.cache.counters().failed.add();
+                return Ok(asked.http.failed(&asked.question, &error));
             }
-            Settled::Failed(error) => return Ok(http.failed(&question, &error)),
-            Settled::Retry(body, None) => (body, Some(Forward::Uncacheable(None))),
-            Settled::Alone(body, why) => (body, Some(why)),
+            Next::Retry(None) => Forward::Uncacheable(None),
+            Next::Alone(why) => why,
         };
-        if let Some(why) = alone {
-            return Box::pin(http.pass(Some(&place), question, body, inner, why)).await;
-        }
-        settled = Box::pin(fly(&http, &place, &question, body, inner.clone())).await;
+        // In a box, so that the future of a hit stays small.
+        let Asked { http, place, question } = asked;
+        return Box::pin(http.pass(Some(&place), question, call, why)).await;
     }
 }
 
-/// Joins the flight of a place. Its leader calls the inner service.
-async fn fly<B: Send + 'static, S: InnerHttp<B>>(
-    http: &Http,
-    place: &Place,
-    question: &Arc<Question>,
-    body: B,
-    inner: S,
-) -> Settled<B, S::Error> {
-    let settings = &http.0;
-    let on_uncacheable =
-        settings.marks.on_uncacheable(place.lasting_key(), question.is_authorized());
-    let Some(on_uncacheable) = on_uncacheable else {
-        return Settled::Alone(body, Forward::Uncacheable(None));
-    };
-    if place.parts.is_some() {
-        return Settled::Varies(body, Box::pin(http.generation(place)).await);
-    }
-    let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
-    let sharing = Sharing {
-        on_uncacheable,
-        on_full,
-        waits_once: settings.policy.coalesces,
-        takes_heads: true,
-        rest_limit: settings.body_limit,
-        is_local: place.is_local,
-    };
-    let (request, stale) = (settings.cache.request(&place.key), settings.max_stale);
-    let cached = request.sharing(sharing).stale_while_revalidate(stale).stale_if_error(stale);
-    let body = Arc::new(Mutex::new(Some(body)));
-    let (led, own) = oneshot::channel();
-    let (request, asked) = (body.clone(), (http.clone(), place.clone(), question.clone()));
-    match cached.fly(move |lead| load(asked, inner, request, led, lead)).await {
-        // The body is left alone then. Its request may belong to a refresh that has begun, and a
-        // stale response stands in for the answer of an origin that fails.
-        Ok(FlightResult::Loaded(loaded))
-            if loaded.value.head.status != MARK
-                && CachedResponse::is_in_time(&loaded, question.since) =>
-        {
-            Settled::Done(Ok(http.replay(place, loaded)))
+impl Asked {
+    /// Joins the flight of the place. Its leader calls the inner service.
+    async fn fly<C: ServiceCall>(&self, call: C) -> Settled<C> {
+        let Self { http, place, question } = self;
+        let settings = &http.0;
+        let is_authorized = question.is_authorized();
+        let Some(on_uncacheable) = settings.marks.on_uncacheable(&place.lasting, is_authorized)
+        else {
+            return Err((call, Next::Alone(Forward::Uncacheable(None))));
+        };
+        if place.parts.is_some() {
+            return Err((call, Next::Below(Box::pin(http.generation(place)).await)));
         }
-        ended => Box::pin(http.settle(question, &body, own, ended)).await,
+        let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
+        let sharing = Sharing {
+            on_uncacheable,
+            on_full,
+            waits_once: settings.policy.coalesces,
+            takes_heads: true,
+            rest_limit: settings.body_limit,
+            is_local: place.is_local,
+        };
+        let cached = settings.cache.request(&place.key).sharing(sharing, settings.max_stale);
+        let call = Arc::new(Mutex::new(Some(call)));
+        let (led, own) = oneshot::channel();
+        let (pending, asked) = (call.clone(), self.clone());
+        match cached.fly(move |lead| load(asked, pending, led, lead)).await {
+            // The call is left alone then. It may belong to a refresh that has begun, and a stale
+            // response stands in for the answer of an origin that fails.
+            Ok(FlightResult::Loaded(loaded))
+                if loaded.value.head.status != MARK
+                    && (loaded.value.late == 0 || is_in_time(&loaded, question.since)) =>
+            {
+                Ok(Ok(question.answer(http.replay(place, loaded))))
+            }
+            // In a box, so that the future of a hit stays small.
+            ended => Box::pin(self.settle(&call, own, ended)).await,
+        }
+    }
+
+    /// Returns how a flight ended for a caller that is not served the value of the flight.
+    async fn settle<C: ServiceCall>(
+        &self,
+        call: &PendingCall<C>,
+        mut own: oneshot::Receiver<CallResult<C::Error>>,
+        ended: Result<FlightResult<CachedResponse>, Error>,
+    ) -> Settled<C> {
+        let (http, question) = (&self.http, &self.question);
+        let answer = own.try_recv().ok();
+        let call = lock(call).take();
+        let (ended, call) = match (ended, call) {
+            (Err(error), _) if answer.is_none() => return Ok(Ok(http.failed(question, &error))),
+            (Ok(ended), Some(call)) => (ended, call),
+            // The caller has led. Its answer is there, or the flight goes on without the caller.
+            (ended, _) => {
+                let counters = http.0.cache.counters();
+                match ended {
+                    Ok(FlightResult::Loaded(loaded)) => counters.served(loaded.source()),
+                    Ok(FlightResult::Head(_, source)) => counters.served(source),
+                    Ok(FlightResult::Alone(_)) | Err(_) => {}
+                }
+                let answer = match answer {
+                    None => own.await.ok(),
+                    answer => answer,
+                };
+                let words = "the task that ran the request was cancelled";
+                return Ok(match answer {
+                    Some(answer) => answer.map(|response| question.answer(response)),
+                    None => Ok(http.failed(question, &Error::new(ErrorKind::Cancelled, words))),
+                });
+            }
+        };
+        let next = match ended {
+            FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
+                Some(marker) => Next::Below(marker),
+                // It was no longer fresh when the caller came. The next load begins after that.
+                None => Next::Retry(None),
+            },
+            FlightResult::Head(head, source) => match self.follow(&head, source) {
+                Ok(response) => return Ok(Ok(response)),
+                Err(next) => next,
+            },
+            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => Next::Retry(None),
+            FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
+            FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
+        };
+        Err((call, next))
+    }
+
+    /// Lets a caller read the response of another one, while it arrives.
+    fn follow(&self, head: &Head, source: Source) -> Result<Response<ResponseBody>, Next> {
+        let alone = Next::Alone(Forward::Uncacheable(None));
+        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else { return Err(alone) };
+        let variant = streamed.variant.as_ref();
+        if let Some(marker) =
+            variant.and_then(|it| it.misses(&self.place, &self.question.head.headers))
+        {
+            return Err(Next::Below(marker.clone()));
+        }
+        let response = streamed.response(false).map_err(|broken| match broken {
+            Some(broken) => {
+                let words = "the body of the response broke off";
+                Next::Retry(Some(Error::with_source(ErrorKind::Load, words, broken)))
+            }
+            None => alone,
+        })?;
+        self.http.0.cache.counters().served(source);
+        let response = self.http.with_source(response, Source::Followed, None, &streamed.forward);
+        Ok(self.question.answer(response))
+    }
+}
+
+/// Returns whether a response is stored or remembered, or was fresh when a caller came that has
+/// waited for it since then.
+fn is_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
+    match loaded.source() {
+        Source::Hit | Source::Local | Source::Stale => true,
+        Source::Degraded if loaded.age().is_some() => true,
+        _ => u128::from(loaded.value.late) <= since.elapsed().as_millis(),
     }
 }
 
 impl Http {
-    /// Returns how a flight ended for a caller that is not served the value of the flight.
-    async fn settle<B, E>(
-        &self,
-        question: &Question,
-        body: &RequestBody<B>,
-        mut own: oneshot::Receiver<CallResult<E>>,
-        ended: Result<FlightResult<CachedResponse>, Error>,
-    ) -> Settled<B, E> {
-        let source = match &ended {
-            Ok(FlightResult::Loaded(loaded)) => Some(loaded.source()),
-            Ok(FlightResult::Head(_, source)) => Some(*source),
-            Ok(FlightResult::Alone(_)) | Err(_) => None,
-        };
-        let answer = own.try_recv();
-        let body = lock(body).take();
-        let (ended, body) = match (ended, body) {
-            (Err(error), _) if answer.is_err() => return Settled::Failed(error),
-            (Ok(ended), Some(body)) => (ended, body),
-            // The caller has led. Its answer is there, or the flight goes on without the caller.
-            _ => {
-                source.into_iter().for_each(|source| self.0.cache.counters().served(source));
-                let answer = match answer {
-                    Err(TryRecvError::Empty) => own.await.ok(),
-                    answer => answer.ok(),
-                };
-                let words = "the task that ran the request was cancelled";
-                let cancelled = || Settled::Failed(Error::new(ErrorKind::Cancelled, words));
-                return answer.map_or_else(cancelled, Settled::Done);
-            }
-        };
-        match ended {
-            FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
-                Some(marker) => Settled::Varies(body, marker),
-                // It was no longer fresh when the caller came. The next load begins after that.
-                None => Settled::Retry(body, None),
-            },
-            FlightResult::Head(head, source) => self.follow(question, &head, source, body),
-            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => {
-                Settled::Retry(body, None)
-            }
-            FlightResult::Alone(Alone::Full) => Settled::Alone(body, Forward::Full),
-            FlightResult::Alone(_) => Settled::Alone(body, Forward::Uncacheable(None)),
-        }
-    }
-
-    /// Lets a caller read the response of another one, while it arrives.
-    fn follow<B, E>(
-        &self,
-        question: &Question,
-        head: &Head,
-        source: Source,
-        body: B,
-    ) -> Settled<B, E> {
-        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
-            return Settled::Alone(body, Forward::Uncacheable(None));
-        };
-        let variant = streamed.variant.as_ref();
-        if let Some(marker) = variant.and_then(|it| it.misses(&question.head.headers)) {
-            return Settled::Varies(body, marker.clone());
-        }
-        match streamed.response(false) {
-            Ok(response) => {
-                self.0.cache.counters().served(source);
-                let forward = &streamed.forward;
-                Settled::Done(Ok(self.with_source(response, Source::Followed, None, forward)))
-            }
-            Err(Some(broken)) => {
-                let words = "the body of the response broke off";
-                Settled::Retry(body, Some(Error::with_source(ErrorKind::Load, words, broken)))
-            }
-            Err(None) => Settled::Alone(body, Forward::Uncacheable(None)),
-        }
-    }
-
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
         let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
         self.0.cache.counters().served(source);
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
-        let has_age = was_stored(&loaded) || loaded.value.head.age > 0;
-        let CachedResponse { head, body } = loaded.value;
-        let age = has_age.then(|| head.age.saturating_add(kept.as_secs()));
-        // A hit has the only reference to what it decoded.
-        let response = Arc::unwrap_or_clone(head).with_age(ResponseBody::whole(body), age);
-        self.with_source(response, source, ttl, &place.forward(false))
+        let CachedResponse { head, body, age, .. } = loaded.value;
+        let age = age.saturating_add(kept.as_secs());
+        let response = head.with_age(ResponseBody::whole(body), Some(age));
+        self.with_source(response, source, ttl, &place.miss)
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed(&self, question: &Question, error: &Error) -> Response<ResponseBody> {
-        let response = (self.0.on_error)(error).map(|body| match question.is_head() {
-            true => ResponseBody::default(),
-            false => ResponseBody::whole(body),
-        });
+        let mut response = (self.0.on_error)(error).map(ResponseBody::whole);
+        if question.head.method == Method::HEAD {
+            *response.body_mut() = ResponseBody::default();
+        }
         match error.retry_after() {
-            Some(_) => self.explained(response, || Forward::BackingOff),
+            Some(_) => self.explained(response, || "detail=backing-off"),
             None => response,
         }
     }

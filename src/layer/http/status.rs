@@ -31,8 +31,6 @@ pub(super) enum Forward {
     Uncacheable(Option<&'static str>),
     /// Too many loads are under way.
     Full,
-    /// The layer answers itself, because the key backs off.
-    BackingOff,
 }
 
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
@@ -51,7 +49,6 @@ impl Display for Forward {
                 return write!(f, "fwd=uri-miss; detail=\"uncacheable: {why}\"");
             }
             Self::Full => "fwd=uri-miss; detail=overloaded",
-            Self::BackingOff => "detail=backing-off",
         })
     }
 }

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
 use http::{
     HeaderMap, StatusCode,
     header::{DATE, RETRY_AFTER},
     response::Parts,
 };
+use serde::{Deserialize, Serialize};
 
 use super::{
     CachedResponse, Question,
     fields::{date, seconds, sole},
 };
 use crate::{
-    cache::{AfterFailure, Alone, Codec, Lead, Produced},
-    error::{BoxError, Error, ErrorKind},
+    cache::{AfterFailure, Alone, Lead, Produced},
+    error::{Error, ErrorKind},
 };
 
 /// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
@@ -51,7 +51,7 @@ pub(super) fn failing(
         return Produced::Alone(Alone::Reserved);
     }
     let words = "the inner service failed";
-    let failure = InnerServiceError { status };
+    let failure = InnerServiceError { status: status.as_u16() };
     Produced::Failing(Error::with_source(ErrorKind::Load, words, failure))
 }
 
@@ -69,16 +69,18 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// [`load_ref`](crate::Error::load_ref) returns it in every process, because the cache of
 /// [`http_cache`](crate::http_cache) has an [error codec](crate::cache::Builder::error_codec) for
 /// it. It has nothing but the status, because the response may be for one user only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("the inner service answered {status}")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
+#[error("the inner service answered {}", self.status())]
 pub struct InnerServiceError {
-    status: StatusCode,
+    status: u16,
 }
 
 impl InnerServiceError {
     /// Returns the status of the response: `500`, `502`, `503` or `504`.
     pub fn status(&self) -> StatusCode {
-        self.status
+        // What another process has written may be anything.
+        let status = StatusCode::from_u16(self.status).ok().filter(|status| is_failure(*status));
+        status.unwrap_or(StatusCode::BAD_GATEWAY)
     }
 }
 
@@ -87,40 +89,15 @@ pub(super) fn is_failure(status: StatusCode) -> bool {
     matches!(status.as_u16(), 500 | 502 | 503 | 504)
 }
 
-/// Encodes an [`InnerServiceError`] as its status, a big-endian `u16`.
-pub(super) struct InnerServiceErrorCodec;
-
-impl Codec<InnerServiceError> for InnerServiceErrorCodec {
-    fn tag(&self) -> u16 {
-        5
-    }
-
-    fn encode(&self, error: &InnerServiceError) -> Result<Bytes, BoxError> {
-        Ok(Bytes::copy_from_slice(&error.status.as_u16().to_be_bytes()))
-    }
-
-    fn decode(&self, mut bytes: Bytes) -> Result<InnerServiceError, BoxError> {
-        match StatusCode::from_u16(bytes.try_get_u16()?)? {
-            status if is_failure(status) => Ok(InnerServiceError { status }),
-            status => Err(format!("{status} is no failure").into()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_the_status_of_a_failure_is_decoded() {
-        let decode = |bytes: Vec<u8>| InnerServiceErrorCodec.decode(bytes.into());
-        for status in [500, 502, 503, 504] {
-            let error = InnerServiceError { status: StatusCode::from_u16(status).unwrap() };
-            let bytes = InnerServiceErrorCodec.encode(&error).unwrap();
-            assert_eq!(decode(bytes.to_vec()).unwrap(), error);
-        }
-        for bytes in [&[][..], &[1], &[0, 200], &[0, 101], &[2, 0x57], &[0xff, 0xff]] {
-            assert!(decode(bytes.to_vec()).is_err(), "{bytes:?}");
+    fn only_the_status_of_a_failure_is_told() {
+        for (status, told) in [(500, 500), (502, 502), (503, 503), (504, 504), (200, 502), (1, 502)]
+        {
+            assert_eq!(InnerServiceError { status }.status().as_u16(), told);
         }
     }
 }

@@ -12,7 +12,6 @@ use http::{
 };
 
 use super::{CachedResponse, conditions::opaque, fields::strip};
-use crate::cache::Lead;
 
 /// Fields by which the service can validate a `200`.
 pub(super) const VALIDATORS: [HeaderName; 2] = [ETAG, LAST_MODIFIED];
@@ -26,13 +25,9 @@ const OF_BYTES: [HeaderName; 5] = [
     HeaderName::from_static("content-digest"),
 ];
 
-/// Adds the validators of the stale response to a request for the whole response. Returns that
-/// response, if it has any.
-pub(super) fn add_validators(
-    lead: &Lead<CachedResponse>,
-    request: &mut HeaderMap,
-) -> Option<CachedResponse> {
-    let stale = lead.stale()?.value;
+/// Adds the validators of the stale response to a request for the whole response. Returns whether
+/// it has any.
+pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) -> bool {
     let mut is_conditional = false;
     for (validator, condition) in VALIDATORS.into_iter().zip([IF_NONE_MATCH, IF_MODIFIED_SINCE]) {
         let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
@@ -41,29 +36,25 @@ pub(super) fn add_validators(
             is_conditional = true;
         }
     }
-    is_conditional.then_some(stale)
+    is_conditional
 }
 
-/// Returns the stale response with the headers of a `304`, unless that is about another response.
+/// Returns the stale response with the headers of a `304` (RFC 9111, section 3.2), unless that is
+/// about another response. Those about its bytes stay.
 pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Response<Bytes>> {
     let [new, old] =
         [newer, stale.headers()].map(|headers| headers.get(ETAG).map(|tag| opaque(tag.as_bytes())));
     if new.is_some() && new != old {
         return None;
     }
-    let mut renewed = Response::new(stale.body().clone());
-    *renewed.headers_mut() = update(stale.headers(), newer);
-    Some(renewed)
-}
-
-/// Updates the headers of a stored response (RFC 9111, section 3.2). Those about its bytes stay.
-fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
     let mut newer = newer.clone();
     strip(&mut newer);
     for name in OF_BYTES {
         newer.remove(name);
     }
-    let mut headers = stored.clone();
+    let mut renewed = Response::new(stale.body().clone());
+    let headers = renewed.headers_mut();
+    headers.clone_from(stale.headers());
     // A `304` without a date was made now (RFC 9110, section 6.6.1).
     if let Some(date) = headers.get_mut(DATE)
         && let Ok(now) = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()))
@@ -71,5 +62,5 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
         *date = now;
     }
     headers.extend(newer);
-    headers
+    Some(renewed)
 }

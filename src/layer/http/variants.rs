@@ -28,11 +28,11 @@ use tracing::debug;
 
 use super::{
     CachedResponse, Http, cached::ResponseHead, conditions::TERMS, fields::vary, key::hex,
-    response::Freshness, status::Forward,
+    status::Forward,
 };
 use crate::{
     backend::Windows,
-    cache::{Alone, FlightResult, Lead, OnFull, Produced, Sharing},
+    cache::{Alone, FlightResult, Lead, Loaded, OnFull, Produced, Sharing},
     key::Key,
 };
 
@@ -77,9 +77,8 @@ impl Marker {
         for name in &self.names {
             headers.append(VARY, name.clone().into());
         }
-        let (status, age, only_validates, late) = (MARK, 0, false, 0);
-        let head = ResponseHead { status, headers, age, only_validates, late };
-        Some(CachedResponse { head: Arc::new(head), body: Bytes::new() })
+        let head = Arc::new(ResponseHead { status: MARK, headers, only_validates: false });
+        Some(CachedResponse { head, body: Bytes::new(), age: 0, late: 0 })
     }
 }
 
@@ -89,21 +88,25 @@ pub(super) struct Place {
     pub(super) key: Key,
     /// The part that the layer adds to the key, if it is not in there yet.
     pub(super) parts: Option<String>,
-    /// The key without a generation, if it is below the marker of a resource with parts.
-    lasting: Option<Key>,
+    /// The key that no invalidation changes, if headers do not select the place.
+    pub(super) lasting: Key,
     /// The key is in a generation of this process alone.
     pub(super) is_local: bool,
     /// How many markers lead to it.
     depth: u8,
     /// The headers that select it.
     names: Vec<HeaderName>,
+    /// Why a request is sent to the service if nothing is stored here.
+    pub(super) miss: Forward,
 }
 
 impl Place {
     /// Returns the place of a resource, and what the layer adds to its key.
     pub(super) fn new(key: Key, parts: Option<String>) -> Self {
-        let lasting = parts.as_ref().map(|parts| Key::from(format!("{key}{parts}")));
-        Self { key, parts, lasting, is_local: false, depth: 0, names: Vec::new() }
+        let lasting =
+            parts.as_ref().map_or_else(|| key.clone(), |parts| format!("{key}{parts}").into());
+        let (names, miss) = (Vec::new(), Forward::Miss);
+        Self { key, parts, lasting, is_local: false, depth: 0, names, miss }
     }
 
     /// Returns the place below a marker that a request selects.
@@ -129,28 +132,16 @@ impl Place {
                 }
             }
         }
-        let key = format!("VARY {} {}", marker.generation, hex(digest.finalize()));
+        let key = Key::from(format!("VARY {} {}", marker.generation, hex(digest.finalize())));
+        let lasting = if marker.names.is_empty() { &self.lasting } else { &key }.clone();
         Self {
-            key: Key::from(key),
+            key,
             parts: None,
-            lasting: self.lasting.clone().filter(|_| marker.names.is_empty()),
+            lasting,
             is_local: self.is_local || marker.generation.starts_with(LOCAL),
             depth: self.depth.saturating_add(1),
             names: self.names.iter().chain(&marker.names).cloned().collect(),
-        }
-    }
-
-    /// Returns the key that no invalidation changes, if headers do not select the place.
-    pub(super) fn lasting_key(&self) -> &Key {
-        self.lasting.as_ref().unwrap_or(&self.key)
-    }
-
-    /// Returns why a request for this place is sent to the service.
-    pub(super) fn forward(&self, is_stale: bool) -> Forward {
-        match is_stale {
-            true => Forward::Stale,
-            false if self.names.is_empty() => Forward::Miss,
-            false => Forward::VaryMiss,
+            miss: if marker.names.is_empty() { Forward::Miss } else { Forward::VaryMiss },
         }
     }
 
@@ -161,11 +152,12 @@ impl Place {
     /// too long.
     pub(super) fn variant(
         &self,
-        mut names: Vec<HeaderName>,
+        names: &[HeaderName],
         request: &HeaderMap,
         key_limit: usize,
     ) -> Option<Option<Variant>> {
-        names.retain(|name| !self.names.contains(name));
+        let names = names.iter().filter(|name| !self.names.contains(name));
+        let names: Vec<_> = names.cloned().collect();
         if names.is_empty() {
             return Some(None);
         }
@@ -174,23 +166,21 @@ impl Place {
         }
         let marker = Marker::new(names);
         let place = self.below(&marker, request);
-        Some(Some(Variant { above: self.clone(), marker, place }))
+        Some(Some(Variant { marker, place }))
     }
 }
 
 /// A response that belongs below a marker which is not stored yet.
 pub(super) struct Variant {
-    /// The place of the marker.
-    above: Place,
     marker: Marker,
     place: Place,
 }
 
 impl Variant {
-    /// Returns the marker, if a request with these headers selects another response.
-    pub(super) fn misses(&self, request: &HeaderMap) -> Option<&Marker> {
-        let Self { above, marker, place } = self;
-        (above.below(marker, request).key != place.key).then_some(marker)
+    /// Returns the marker, which is of the place above, if a request with these headers selects
+    /// another response.
+    pub(super) fn misses(&self, above: &Place, request: &HeaderMap) -> Option<&Marker> {
+        (above.below(&self.marker, request).key != self.place.key).then_some(&self.marker)
     }
 }
 
@@ -203,13 +193,14 @@ impl Http {
         let (http, without_lease) = (self.clone(), local.clone());
         // The load of a marker makes no call, so its callers share it as those of any cache do.
         let sharing = Sharing { on_full: OnFull::Refuse, ..Sharing::default() };
-        let request = self.0.cache.request(&place.key).sharing(sharing);
+        let request = self.0.cache.request(&place.key).sharing(sharing, Duration::MAX);
         let flown = request.fly(move |lead| async move {
-            let marker = match (http.renewed_marker(&lead), lead.fence()) {
-                (Some(renewed), _) => Some(renewed),
-                (None, Some(_)) => Marker::new(Vec::new()).entry(),
-                (None, None) => without_lease.entry(),
-            };
+            let stale = lead.stale();
+            let renewed = stale.and_then(|stale| http.renewed_marker(&lead, &stale));
+            let marker = renewed.or_else(|| match lead.fence() {
+                Some(_) => Marker::new(Vec::new()).entry(),
+                None => without_lease.entry(),
+            });
             http.keep_marker(&lead);
             Ok(marker.map_or(Produced::Alone(Alone::Uncacheable), Produced::Value))
         });
@@ -227,17 +218,17 @@ impl Http {
         &self,
         variant: &Variant,
         response: &CachedResponse,
-        freshness: &Freshness,
+        windows: Windows,
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
-        let Variant { marker, place, .. } = variant;
+        let Variant { marker, place } = variant;
         let Some(entry) = marker.entry() else { return Produced::Alone(Alone::Uncacheable) };
         // The marker is of all responses below it, and each may be of other groups.
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
-        if lead.fence().is_some() && !freshness.lifetime.is_zero() {
-            let request = self.0.cache.request(&place.key).tagged(tagged);
-            if let Err(error) = freshness.kept(request).insert(response).await {
+        if lead.fence().is_some() && !windows.fresh.is_zero() {
+            let request = self.0.cache.request(&place.key).kept(windows, tagged);
+            if let Err(error) = request.insert(response).await {
                 debug!(%error, "a variant is not stored");
             }
         }
@@ -246,11 +237,14 @@ impl Http {
     }
 
     /// Renews a marker that is refreshed early, without a call of the service.
-    pub(super) fn renewed_marker(&self, lead: &Lead<CachedResponse>) -> Option<CachedResponse> {
-        let stale = lead.stale()?;
+    pub(super) fn renewed_marker(
+        &self,
+        lead: &Lead<CachedResponse>,
+        stale: &Loaded<CachedResponse>,
+    ) -> Option<CachedResponse> {
         Marker::of(&stale.value)?;
         self.keep_marker(lead);
-        Some(lead.unchanged(stale))
+        Some(lead.unchanged(stale.clone()))
     }
 
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
