@@ -169,8 +169,8 @@ impl Claim {
     }
 }
 
-/// Proof that a claim was granted. It is not `Clone`: one grant, one commit.
-#[derive(Debug, PartialEq, Eq)]
+/// Proof that a claim was granted: one grant, one commit, which may be sent twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub(super) fence: u64,
     pub(crate) failures: u32,

@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, answered, new_connection},
+    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, answered},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
     time::after,
@@ -188,7 +188,7 @@ impl Release {
             }
             tokio::select! {
                 () = sleep(pause) => {}
-                () = new_connection(&mut connections) => {}
+                Ok(()) = connections.changed() => {}
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

@@ -27,7 +27,7 @@ use tracing::{debug, warn};
 
 use super::{Granted, Lease, Release, ShardPermits, queue::Slot};
 use crate::{
-    backend::{Leases, Owner, RENEWAL_BATCH, Renewal, answer_limit, in_time, new_connection},
+    backend::{Leases, Owner, RENEWAL_BATCH, Renewal, answer_limit, in_time},
     error::{BackendError, Chain},
     observe::{LockCounters, Rarely},
     shards::Shards,
@@ -264,7 +264,7 @@ impl RenewalTask {
                 Some(()) = renewals.next() => {}
                 () = sleep_until(next) => {}
                 () = shared.changed.notified() => {}
-                () = new_connection(&mut connections) => lock(&shared.schedule).renew_all(),
+                Ok(()) = connections.changed() => lock(&shared.schedule).renew_all(),
             }
         }
     }

@@ -181,8 +181,8 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
         | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
         | Operation::EndTag { .. }
         | Operation::SetLatch { .. } => Err(BackendError::refused("the backend is full")),
-        Operation::Commit { claim, fence, entry, .. } => {
-            Ok(Operation::Commit { claim, fence, entry, ttl: None })
+        Operation::Commit { claim, grant, entry, .. } => {
+            Ok(Operation::Commit { claim, grant, entry, ttl: None })
         }
         fits => Ok(fits),
     }

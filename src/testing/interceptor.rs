@@ -78,15 +78,6 @@ fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, why)
 }
 
-macro_rules! ask {
-    ($interceptor:ident, $op:ident, $operation:expr) => {
-        match $interceptor.hook.around(&$interceptor.inner, $operation).await? {
-            Answer::$op(answer) => Ok(answer),
-            other => Err(not_an_answer(Op::$op, &other)),
-        }
-    };
-}
-
 /// Declares the operations of a backend: the name, each argument as it is kept and as the method
 /// takes it, the answer, and the call of the method. What follows `also` is written by hand.
 macro_rules! operations {
@@ -98,20 +89,12 @@ macro_rules! operations {
                     $method:ident($($pass:expr),+);
             )+
         } also { $($also:tt)* })+
-        ; by_hand($backend:ident) {
-            $(
-                $(#[$own_doc:meta])*
-                $own:ident { $($own_argument:ident: $own_kind:ty),+ } -> $own_answer:ty =
-                    $perform:expr;
-            )+
-        }
     ) => {
         /// Names an operation of a backend.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Op {
             $($($(#[$doc])* $op,)+)+
-            $($(#[$own_doc])* $own,)+
         }
 
         /// An operation of a backend, with the arguments of its method.
@@ -120,7 +103,6 @@ macro_rules! operations {
         #[allow(missing_docs)]
         pub enum Operation {
             $($($op { $($argument: $kind),+ },)+)+
-            $($own { $($own_argument: $own_kind),+ },)+
         }
 
         /// The answer to the [`Operation`] of the same name.
@@ -129,7 +111,6 @@ macro_rules! operations {
         #[allow(missing_docs)]
         pub enum Answer {
             $($($op($answer),)+)+
-            $($own($own_answer),)+
         }
 
         impl Operation {
@@ -137,21 +118,16 @@ macro_rules! operations {
             pub fn op(&self) -> Op {
                 match self {
                     $($(Self::$op { .. } => Op::$op,)+)+
-                    $(Self::$own { .. } => Op::$own,)+
                 }
             }
 
             /// Performs the operation on a backend, as its method does. It may be performed more
             /// than once.
-            pub async fn perform<B: Store>(
-                &self,
-                $backend: &B,
-            ) -> Result<Answer, BackendError> {
+            pub async fn perform<B: Store>(&self, backend: &B) -> Result<Answer, BackendError> {
                 match self {
                     $($(Self::$op { $($argument),+ } => {
-                        $backend.$method($($pass),+).await.map(Answer::$op)
+                        backend.$method($($pass),+).await.map(Answer::$op)
                     })+)+
-                    $(Self::$own { $($own_argument),+ } => $perform.map(Answer::$own),)+
                 }
             }
         }
@@ -163,7 +139,11 @@ macro_rules! operations {
                     &self,
                     $($argument: $given),+
                 ) -> Result<$answer, BackendError> {
-                    ask!(self, $op, Operation::$op { $($argument: $argument.to_owned()),+ })
+                    let operation = Operation::$op { $($argument: $argument.to_owned()),+ };
+                    match self.hook.around(&self.inner, operation).await? {
+                        Answer::$op(answer) => Ok(answer),
+                        other => Err(not_an_answer(Op::$op, &other)),
+                    }
                 })+
 
                 $($also)*
@@ -216,7 +196,7 @@ operations! {
             self.inner.shard(name)
         }
 
-        fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
+        fn new_connections(&self) -> tokio::sync::watch::Receiver<()> {
             self.inner.new_connections()
         }
     }
@@ -225,6 +205,10 @@ operations! {
         Get { name: Name = &Name, aged: bool = bool } -> Option<Entry> = read(name, *aged);
         /// Takes the lease of a load.
         Claim { claim: Claim = &Claim, seen: u64 = u64 } -> Claimed = claim(claim, *seen);
+        /// Stores a loaded value.
+        Commit { claim: Claim = &Claim, grant: Grant = &Grant, entry: Entry = &Entry,
+            ttl: Option<Duration> = Option<Duration> } -> Committed =
+            commit(claim, grant, entry, *ttl);
         /// Tells the waiters that a load failed.
         Fail { claim: Claim = &Claim, failure: Failure = &Failure,
             back_off: Option<BackOff> = Option<BackOff> } -> bool =
@@ -251,17 +235,6 @@ operations! {
         /// Removes a latch.
         ClearLatch { name: Name = &Name } -> bool = clear_latch(name);
     } also {
-        async fn commit(
-            &self,
-            claim: &Claim,
-            grant: &Grant,
-            entry: &Entry,
-            ttl: Option<Duration>,
-        ) -> Result<Committed, BackendError> {
-            let (claim, entry) = (claim.clone(), entry.clone());
-            ask!(self, Commit, Operation::Commit { claim, fence: grant.fence(), entry, ttl })
-        }
-
         fn tap(&self, tier: Weak<dyn Tap>, every: Duration) -> bool {
             self.hook.tap(&self.inner, tier, every)
         }
@@ -269,10 +242,5 @@ operations! {
         fn hears(&self, name: &Name, begins: bool) -> bool {
             self.hook.hears(&self.inner, name, begins)
         }
-    }
-    ; by_hand(backend) {
-        /// Stores a loaded value.
-        Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
-            backend.commit(claim, &Grant::new(*fence), entry, *ttl).await;
     }
 }

@@ -101,8 +101,9 @@ impl Recorder {
                 self.saw(&claim.name, entry);
             }
             (Operation::Get { name, .. }, Answer::Get(Some(entry))) => self.saw(name, entry),
-            (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
-                self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
+            (Operation::Commit { claim, grant, .. }, Answer::Commit(Committed::Stored)) => {
+                let fence = grant.fence();
+                self.log.tell(Event::Stored { key: key(&claim.name), fence, sent });
             }
             (Operation::Fail { claim, back_off: Some(back_off), .. }, Answer::Fail(true)) => {
                 let wait = u64::try_from(back_off.wait.as_micros()).unwrap();

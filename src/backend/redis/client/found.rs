@@ -32,9 +32,8 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// This many redirections are followed at once, and later ones after a pause, because two nodes may
-/// redirect to each other for a moment.
-const MAX_HOPS: u32 = 4;
+/// The pause before a redirection is followed, because two nodes may redirect to each other for a
+/// moment.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The least time between two questions for the map of slots.
 const REFRESH_PAUSE: Duration = Duration::from_millis(20);
@@ -103,7 +102,7 @@ impl FoundNodes {
     {
         let slot = slot_of(key);
         let mut to = Some((self.owner(slot).await?, false));
-        let (end, mut hops) = (after(Instant::now(), self.known.config.command_timeout), 0);
+        let end = after(Instant::now(), self.known.config.command_timeout);
         loop {
             let (address, asking) = match to {
                 Some(to) => to,
@@ -124,10 +123,7 @@ impl FoundNodes {
                 Some(CommandRetry::Later) => None,
                 _ => return Err(failure.error),
             };
-            hops += 1;
-            if to.is_none() || hops > MAX_HOPS {
-                sleep(PAUSE).await;
-            }
+            sleep(PAUSE).await;
             if Instant::now() >= end {
                 return Err(failure.error);
             }

@@ -211,7 +211,7 @@ impl Store for RedisBackend {
     ) -> Result<Option<Countdown>, BackendError> {
         let call = self.latch_call(name, id, by).arg("");
         let (countdown, flags) = self.run(&call, replies::countdown).await?;
-        self.note_refusal(flags.is_refused);
+        self.note_refusal(flags.has(replies::REFUSED));
         Ok(countdown)
     }
 
