@@ -169,8 +169,9 @@ impl Claim {
     }
 }
 
-/// Proof that a claim was granted: one grant, one commit, which may be sent twice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Proof that a claim was granted: one grant, one commit. So only hooks of tests may copy it.
+#[cfg_attr(feature = "test-util", derive(Clone))]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
     pub(super) fence: u64,
     pub(crate) failures: u32,

@@ -195,8 +195,8 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Returns a watch that changes with each new connection. The server may not know the leases
-    /// that are held, as after a failover, so they are renewed at once. The default is for a backend
-    /// without connections: its watch has ended.
+    /// that are held, as after a failover, so they are renewed at once. The default has ended: it
+    /// is for a backend without connections.
     fn new_connections(&self) -> watch::Receiver<()> {
         watch::channel(()).1
     }

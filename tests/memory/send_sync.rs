@@ -77,13 +77,13 @@ all_traits! {
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
     Countdown, Entry, EntryKind, Failure, Holding, SemaphoreKind, Handover, Mode, Occupied, Owner,
     Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
-    Operation,
+    Operation, Grant,
 }
 
 all_but_clone! {
     Turn, Lease, MutexGuard, WriteGuard, SemaphorePermit, SeveralGuard, Builder<String>,
     Request<String>, Box<dyn Codec<String>>, Box<dyn RetryStrategy>, BoxError, Changes, Claimed,
-    Committed, Grant, Answer,
+    Committed, Answer,
 }
 
 // A body is neither `Sync` nor `Clone`.

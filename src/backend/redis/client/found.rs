@@ -57,7 +57,7 @@ struct KnownNodes {
 
 /// The servers that say where the nodes are.
 pub(super) enum Guides {
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
     Cluster(Seeds),
 }
 
@@ -191,7 +191,7 @@ impl KnownNodes {
             Guides::Sentinels(sentinels) => {
                 let reached = |owner: &&Address| !self.at(owner).commands.has_failed();
                 let master = sentinels.locate(owners.into_iter().find(reached)).await?;
-                // Otherwise another sentinel has announced a switch, of which this one may not know.
+                // Otherwise another sentinel has announced a switch, which this one may not know.
                 if self.events.slots.known() == known {
                     self.set_master(master);
                 }
@@ -228,7 +228,7 @@ impl KnownNodes {
         self.replace(now);
     }
 
-    /// Takes over a map of slots. Drops the nodes that serve no slot any more, and starts the push
+    /// Takes over a map of slots. Drops the nodes that serve no slot any more, and starts the
     /// connections of those that serve the channels that are open.
     fn replace(&self, now: SlotMap) {
         let (now, Events { slots, channels, new_connections, .. }) = (Arc::new(now), &*self.events);
@@ -252,6 +252,6 @@ impl KnownNodes {
         let wanted = channels.wanted(|_| true);
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
-        owners.into_iter().for_each(|owner| self.at(owner).push.start());
+        owners.into_iter().for_each(|owner| self.at(owner).commands.start());
     }
 }

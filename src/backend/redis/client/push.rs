@@ -13,13 +13,7 @@ use std::{
     convert::Infallible,
     io,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{
-            AtomicUsize,
-            Ordering::{AcqRel, Acquire, Release},
-        },
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -34,6 +28,7 @@ use crate::{
     backend::{Change, Handover, redis::keys},
     error::Chain,
     observe::Rarely,
+    sync::lock,
 };
 
 /// How often the connection is tested with a `PING`, and the server asked again for what it could
@@ -45,8 +40,8 @@ pub(super) struct Pushes {
     events: NodeEvents,
     /// The end of the connection, which a push may bring about.
     pub(super) end: CancellationToken,
-    /// The number of shard channels that the connection is about to leave.
-    leaving: AtomicUsize,
+    /// The shard channels that the connection is about to leave.
+    leaving: Mutex<HashSet<Arc<str>>>,
     /// Replicas must confirm grants. A lease that is handed over wakes its waiter only, which then
     /// asks for the lease itself.
     confirms: bool,
@@ -69,9 +64,11 @@ impl Pushes {
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.
-            (PushKind::SUnsubscribe, _) => {
-                let one_less = |leaving: usize| leaving.checked_sub(1);
-                if self.leaving.fetch_update(AcqRel, Acquire, one_less).is_err() {
+            (PushKind::SUnsubscribe, data) => {
+                let leaves = |channel| lock(&self.leaving).remove(channel);
+                let is_asked = matches!(data.next(), Some(Value::BulkString(channel))
+                    if std::str::from_utf8(&channel).is_ok_and(leaves));
+                if !is_asked {
                     self.end.cancel();
                 }
             }
@@ -163,10 +160,10 @@ impl Subscriptions<'_> {
         channels.set_confirmed(true, is_here);
         let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
         let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
-        self.pushes.leaving.store(closed.len(), Release);
+        lock(&self.pushes.leaving).extend(closed.iter().cloned());
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
-        self.pushes.leaving.store(0, Release);
+        lock(&self.pushes.leaving).clear();
         Ok(())
     }
 
