@@ -195,7 +195,9 @@ impl Channels {
         if changed.is_empty() {
             return;
         }
-        let waiters = state.waiters_on(|channel| changed.contains(channel));
+        let hears = |waiter: &&Waiter| waiter.channels.iter().any(|it| changed.contains(it));
+        let waiters = state.waiters.values().filter(hears);
+        let waiters: Vec<_> = waiters.map(|waiter| waiter.inbox.clone()).collect();
         drop(state);
         waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
     }
@@ -216,12 +218,6 @@ impl State {
     ) -> impl Iterator<Item = (&'a WaiterPlace, &'a Waiter)> {
         let first = WaiterPlace { topic: topic.clone(), owner, number: 0 };
         self.waiters.range(first..).take_while(move |(place, _)| place.topic == *topic)
-    }
-
-    /// Returns the inboxes of the waiters on some channels. They are woken when no lock is held.
-    fn waiters_on(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<Inbox>> {
-        let hears = |waiter: &&Waiter| waiter.channels.iter().any(|channel| which(channel));
-        self.waiters.values().filter(hears).map(|waiter| waiter.inbox.clone()).collect()
     }
 }
 

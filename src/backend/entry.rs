@@ -29,7 +29,7 @@ use super::tags::{TagEnd, Tagged, Undecodable};
 ///
 /// The tags are: `t`; the tag number, in 16 decimal digits; how many tags there are, in 4
 /// hexadecimal digits; each tag behind its length in bytes, in 4 hexadecimal digits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// Whether there is a value, or the mark that the name is uncacheable.
     pub kind: EntryKind,
@@ -54,9 +54,10 @@ pub struct Entry {
 }
 
 /// The content of an [`Entry`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// A value.
+    #[default]
     Value,
     /// The last answer was not to be shared: each caller loads for itself while this stands.
     Uncacheable,
@@ -75,22 +76,12 @@ impl Entry {
 
     /// Creates a value that is still to be written. A commit or a put sets the fence and the time.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
-        Self {
-            kind: EntryKind::Value,
-            fence: 0,
-            stored_at: 0,
-            age: None,
-            tag,
-            cost,
-            windows: None,
-            tagged: None,
-            payload,
-        }
+        Self { tag, cost, payload, ..Self::default() }
     }
 
     /// Creates the mark that a name is uncacheable.
     pub fn uncacheable(cost: Duration) -> Self {
-        Self { kind: EntryKind::Uncacheable, ..Self::value(0, cost, Bytes::new()) }
+        Self { kind: EntryKind::Uncacheable, cost, ..Self::default() }
     }
 
     /// Returns the same entry under a fence.

@@ -194,10 +194,11 @@ pub trait Leases: Send + Sync + 'static {
         0
     }
 
-    /// Returns a watch that changes with each new connection, if there are connections. The server
-    /// may not know the leases that are held, as after a failover, so they are renewed at once.
-    fn new_connections(&self) -> Option<watch::Receiver<()>> {
-        None
+    /// Returns a watch that changes with each new connection. The server may not know the leases
+    /// that are held, as after a failover, so they are renewed at once. The default has ended: it
+    /// is for a backend without connections.
+    fn new_connections(&self) -> watch::Receiver<()> {
+        watch::channel(()).1
     }
 }
 
@@ -222,13 +223,4 @@ pub(crate) async fn answered_by<T>(
         Some(own) if own <= limit => operation.await,
         _ => in_time(limit, operation).await,
     }
-}
-
-pub(crate) async fn new_connection(connections: &mut Option<watch::Receiver<()>>) {
-    if let Some(connections) = connections
-        && connections.changed().await.is_ok()
-    {
-        return;
-    }
-    std::future::pending().await
 }

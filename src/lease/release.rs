@@ -14,7 +14,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, Leases, QUEUE_ENTRY_LIFE, new_connection},
+    backend::{Claim, Leases, QUEUE_ENTRY_LIFE},
     error::{BackendError, BackendErrorKind, Chain},
     observe::Rarely,
     time::{Pauses, after},
@@ -180,7 +180,7 @@ impl Release {
             }
             tokio::select! {
                 () = sleep_until(next) => {}
-                () = new_connection(&mut connections) => {}
+                Ok(()) = connections.changed() => {}
             }
         }
     }

@@ -28,7 +28,7 @@ use tracing::{debug, warn};
 
 use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, queue::Slot};
 use crate::{
-    backend::{Owner, RENEWAL_BATCH, Renewal, in_time, new_connection},
+    backend::{Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
     observe::Rarely,
     shards::Shards,
@@ -263,9 +263,7 @@ impl RenewalTask {
                 Some(()) = renewals.next() => {}
                 () = sleep_until(next) => {}
                 () = engine.renewals.changed.notified() => {}
-                () = new_connection(&mut connections) => {
-                    lock(&engine.renewals.schedule).renew_all();
-                }
+                Ok(()) = connections.changed() => lock(&engine.renewals.schedule).renew_all(),
             }
         }
     }

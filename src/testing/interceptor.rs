@@ -201,7 +201,7 @@ operations! {
             self.inner.shard(name)
         }
 
-        fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
+        fn new_connections(&self) -> tokio::sync::watch::Receiver<()> {
             self.inner.new_connections()
         }
     }

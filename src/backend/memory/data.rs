@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::stored::{Entries, SemaphoreKey, StoredLatch, StoredSemaphore, Weigh};
 use crate::{
-    backend::{BackOff, Change, Failure, Mark, SemaphoreKind, TagEnds},
+    backend::{BackOff, Change, Failure, Mark, TagEnds},
     key::Name,
     time::after,
 };
@@ -22,8 +22,8 @@ pub(super) struct Data {
     pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,
     pub(super) fences: Expiring<Arc<str>, Fence>,
-    /// The greatest fence that was forgotten before its time.
-    forgotten: u64,
+    /// The greatest fence of any name.
+    last_fence: u64,
     pub(super) marks: Expiring<Arc<str>, Mark>,
     /// The last of some failed loads in a row, with the back-off from when it failed.
     pub(super) failures: Expiring<Arc<str>, (BackOff, Failure)>,
@@ -54,7 +54,7 @@ impl Data {
             semaphores: Expiring::new(),
             latches: Expiring::new(),
             fences: Expiring::new(),
-            forgotten: 0,
+            last_fence: 0,
             marks: Expiring::new(),
             failures: Expiring::new(),
             entries: Entries::new(limit, weigh),
@@ -89,26 +89,14 @@ impl Data {
     }
 
     pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
-        let last = self.fences.get(name.prefix()).map_or(self.forgotten, |(fence, _)| fence.last);
-        let stored = self.entries.peek(name).map_or(0, |(entry, _)| entry.fence);
-        let fence = self.clock().max(last + 1).max(stored + 1);
-        self.set_fence(name, fence, life);
-        fence
+        self.set_fence(name, self.clock().max(self.last_fence.saturating_add(1)), life);
+        self.last_fence
     }
 
     pub(super) fn set_fence(&mut self, name: &Name, last: u64, life: Duration) {
+        self.last_fence = self.last_fence.max(last);
         let fence = Fence { last, is_spent: false };
         self.fences.set(name.prefix().clone(), fence, after(self.now, life));
-    }
-
-    /// Forgets the fence of a name without a holder, whose entry was evicted. A load under way is
-    /// not stored.
-    pub(super) fn forget_fence(&mut self, name: &Arc<str>) {
-        if self.semaphores.get(&(name.clone(), SemaphoreKind::Mutex)).is_none()
-            && let Some(fence) = self.fences.remove(name)
-        {
-            self.forgotten = self.forgotten.max(fence.last);
-        }
     }
 }
 

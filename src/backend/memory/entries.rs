@@ -277,7 +277,10 @@ impl Data {
         }
         self.entries.put(name, entry, ends);
         while let Some(evicted) = self.entries.evict() {
-            self.forget_fence(&evicted);
+            // Without a holder, its fence goes too. A load under way is not stored.
+            if self.semaphores.get(&(evicted.clone(), SemaphoreKind::Mutex)).is_none() {
+                self.fences.remove(&evicted);
+            }
         }
         true
     }

@@ -34,7 +34,7 @@ impl Events {
 #[derive(Clone)]
 pub(super) struct NodeEvents {
     pub(super) all: Arc<Events>,
-    /// The node that was found. `None` for a server that is always the same, and serves all channels.
+    /// The node that was found. `None` for a fixed server, which serves all channels.
     pub(super) node: Option<Address>,
 }
 

@@ -32,9 +32,8 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// This many redirections are followed at once, and later ones after a pause, because two nodes may
-/// redirect to each other for a moment.
-const MAX_HOPS: u32 = 4;
+/// The pause before a redirection is followed, because two nodes may redirect to each other for a
+/// moment.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The least time between two questions for the map of slots.
 const REFRESH_PAUSE: Duration = Duration::from_millis(20);
@@ -58,7 +57,7 @@ struct KnownNodes {
 
 /// The servers that say where the nodes are.
 pub(super) enum Guides {
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
     Cluster(Seeds),
 }
 
@@ -103,7 +102,7 @@ impl FoundNodes {
     {
         let slot = slot_of(key);
         let mut to = Some((self.owner(slot).await?, false));
-        let (end, mut hops) = (after(Instant::now(), self.known.config.command_timeout), 0);
+        let end = after(Instant::now(), self.known.config.command_timeout);
         loop {
             let (address, asking) = match to {
                 Some(to) => to,
@@ -124,10 +123,7 @@ impl FoundNodes {
                 Some(CommandRetry::Later) => None,
                 _ => return Err(failure.error),
             };
-            hops += 1;
-            if to.is_none() || hops > MAX_HOPS {
-                sleep(PAUSE).await;
-            }
+            sleep(PAUSE).await;
             if Instant::now() >= end {
                 return Err(failure.error);
             }
@@ -195,7 +191,7 @@ impl KnownNodes {
             Guides::Sentinels(sentinels) => {
                 let reached = |owner: &&Address| !self.at(owner).commands.has_failed();
                 let master = sentinels.locate(owners.into_iter().find(reached)).await?;
-                // Otherwise another sentinel has announced a switch, of which this one may not know.
+                // Otherwise another sentinel has announced a switch, which this one may not know.
                 if self.events.slots.known() == known {
                     self.set_master(master);
                 }
@@ -232,7 +228,7 @@ impl KnownNodes {
         self.replace(now);
     }
 
-    /// Takes over a map of slots. Drops the nodes that serve no slot any more, and starts the push
+    /// Takes over a map of slots. Drops the nodes that serve no slot any more, and starts the
     /// connections of those that serve the channels that are open.
     fn replace(&self, now: SlotMap) {
         let (now, Events { slots, channels, new_connections, .. }) = (Arc::new(now), &*self.events);
@@ -256,6 +252,6 @@ impl KnownNodes {
         let wanted = channels.wanted(|_| true);
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
-        owners.into_iter().for_each(|owner| self.at(owner).push.start());
+        owners.into_iter().for_each(|owner| self.at(owner).commands.start());
     }
 }

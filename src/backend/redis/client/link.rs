@@ -1,4 +1,4 @@
-//! A connection that a task keeps: for commands, or for pushes.
+//! A connection for commands that a task keeps, with one for pushes.
 //!
 //! One task keeps the connections to a server, and starts with the first command. It connects,
 //! serves until a connection breaks, and connects again. A command takes the current connection. If
@@ -56,14 +56,13 @@ struct KeptConnection {
 }
 
 impl Link {
-    /// Returns the connections to a server, which one task keeps.
+    /// Returns connections for commands to a server. One task keeps them, and one for pushes.
     pub(super) fn all<const COUNT: usize>(
         server: &ConnectionInfo,
         config: &RedisConfig,
         events: &NodeEvents,
-        are_for_pushes: [bool; COUNT],
     ) -> [Self; COUNT] {
-        let kept = are_for_pushes.map(|is_for_pushes| {
+        let new = |is_for_pushes| {
             Arc::new(KeptConnection {
                 server: server.clone(),
                 config: config.clone(),
@@ -72,8 +71,10 @@ impl Link {
                 current: LatestFinding::pending(config.first_connection_limit()),
                 told: Rarely::default(),
             })
-        });
-        let task = Arc::new(ConnectionsTask { all: kept.to_vec(), task: OnDemandTask::default() });
+        };
+        let kept = [(); COUNT].map(|()| new(false));
+        let all = kept.iter().cloned().chain([new(true)]).collect();
+        let task = Arc::new(ConnectionsTask { all, task: OnDemandTask::default() });
         kept.map(|kept| Self { kept, task: task.clone() })
     }
 

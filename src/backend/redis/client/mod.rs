@@ -1,11 +1,11 @@
 //! The connections to a single server, or to the nodes of a cluster.
 //!
-//! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
-//! has up to three connections (`node`): for commands, for grants that replicas confirm
+//! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server is
+//! a `node` with up to three connections: for commands, for grants that replicas confirm
 //! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
-//! keeps it connected, and reports `events`. A connection goes to a fixed server, to the master
-//! that sentinels name (`sentinel`), or to a node of a `cluster`. It is made in `connect`, over a
-//! `socket` that knows when bytes last moved. `failure` says what an error means.
+//! keeps them connected, and reports `events`. Nodes are fixed, or are `found` by asking a
+//! `sentinel` or a `cluster`. A connection is made in `connect`, over a `socket` that knows when
+//! bytes last moved. `failure` says what an error means.
 
 mod cluster;
 mod commands;
@@ -87,7 +87,7 @@ impl Servers {
             }
             Location::Sentinels(urls, master) => {
                 let (sentinels, info) = Sentinels::new(urls, master, &config)?;
-                (Nodes::Found(found(Guides::Sentinels(sentinels), &info)), info)
+                (Nodes::Found(found(Guides::Sentinels(Box::new(sentinels)), &info)), info)
             }
             Location::Cluster(urls) => {
                 let (seeds, info) = Seeds::new(urls)?;
@@ -201,9 +201,9 @@ impl Servers {
         }
     }
 
-    /// Waits for the connection of the subscription to a channel, which must be open.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
-        self.at(channel.as_bytes(), async |node, _| Ok(node.push.connected().await?)).await
+    /// Waits for a connection to the server of a channel, which has one for pushes as well then.
+    pub(super) async fn connected(&self, channel: &str) -> Result<(), BackendError> {
+        self.at(channel.as_bytes(), async |node, _| Ok(node.commands.connected().await?)).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {

@@ -10,23 +10,22 @@ use super::{
 };
 use crate::backend::redis::scripts::Call;
 
-/// One server and its connections. A waiter may listen behind any command, so pushes are ready.
+/// One server and its connections. A waiter may listen behind any command, so the task of these has
+/// one more, for pushes.
 pub(super) struct Node {
     pub(super) commands: Link,
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
     grants: Option<Grants>,
-    pub(super) push: Link,
 }
 
 impl Node {
     pub(super) fn new(server: &ConnectionInfo, config: &RedisConfig, events: &NodeEvents) -> Self {
         let Some(needed) = config.replicas else {
-            let [commands, push] = Link::all(server, config, events, [false, true]);
-            return Self { commands, grants: None, push };
+            let [commands] = Link::all(server, config, events);
+            return Self { commands, grants: None };
         };
-        let all = Link::all(server, config, events, [false, false, true]);
-        let [commands, grants, push] = all;
-        Self { commands, grants: Some(Grants::new(grants, needed)), push }
+        let [commands, grants] = Link::all(server, config, events);
+        Self { commands, grants: Some(Grants::new(grants, needed)) }
     }
 
     pub(super) async fn grant(&self, call: &Call<'_>, asking: bool) -> GrantReply {

@@ -34,8 +34,6 @@ use crate::{
 /// How often the connection is tested with a `PING`, and the server asked again for what it could
 /// not subscribe to. Waiters rely on a dead connection for this long, and the time of the reply.
 const PING_EVERY: Duration = Duration::from_secs(1);
-/// How soon a subscription is tried again whose slot moves.
-const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// Hands each push of a connection to the waiters on its channel.
 pub(super) struct Pushes {
@@ -122,12 +120,10 @@ pub(super) async fn keep_subscribed(
     loop {
         let ping_at = Instant::now() + PING_EVERY;
         subscriptions.refused.clear();
-        let mut is_complete = subscriptions.reconcile().await?;
         while Instant::now() < ping_at {
-            let until = if is_complete { ping_at } else { Instant::now() + RETRY_AFTER };
+            subscriptions.reconcile().await?;
             // The registry lives as long as this.
-            let _ = timeout_at(until, openings.changed()).await;
-            is_complete = subscriptions.reconcile().await?;
+            let _ = timeout_at(ping_at, openings.changed()).await;
         }
         // Without a channel, nobody relies on the connection.
         if !subscriptions.subscribed.is_empty() {
@@ -137,22 +133,19 @@ pub(super) async fn keep_subscribed(
 }
 
 impl Subscriptions<'_> {
-    /// Subscribes to the channels that opened, and unsubscribes from those that closed. Returns
-    /// false if a channel is to be asked for again soon.
-    async fn reconcile(&mut self) -> Result<bool, RedisError> {
+    /// Subscribes to the channels that opened, and unsubscribes from those that closed.
+    async fn reconcile(&mut self) -> Result<(), RedisError> {
         let events = &self.pushes.events;
         let channels = &events.all.channels;
         let is_known =
             |channel: &str| self.subscribed.contains(channel) || self.refused.contains(channel);
         let opened = channels.wanted(|channel| events.serves(channel) && !is_known(channel));
-        let (replies, mut is_complete) = (self.each("SUBSCRIBE", &opened).await?, true);
+        let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
                 Ok(_) => drop(self.subscribed.insert(channel)),
-                Err(error) if fails_by_slot(&error) => {
-                    is_complete = false;
-                    events.all.trouble.notify_one();
-                }
+                // It is asked for again when the map of slots changes, or behind the next `PING`.
+                Err(error) if fails_by_slot(&error) => events.all.trouble.notify_one(),
                 Err(error) => {
                     if self.told.first() {
                         let error = Chain(&error);
@@ -171,7 +164,7 @@ impl Subscriptions<'_> {
         // A refusal says that the channel has moved to another node.
         self.each("UNSUBSCRIBE", &closed).await?;
         lock(&self.pushes.leaving).clear();
-        Ok(is_complete)
+        Ok(())
     }
 
     async fn each(&self, command: &str, channels: &[Arc<str>]) -> Result<Vec<Value>, RedisError> {

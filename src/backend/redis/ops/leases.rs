@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::{
     super::RedisBackend,
     millis,
-    replies::{self, Flags},
+    replies::{self, AGAIN, Flags, HELD, REFUSED},
 };
 use crate::{
     backend::{
@@ -70,10 +70,10 @@ impl Leases for RedisBackend {
         loop {
             let (mut kept, flags) =
                 self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
-            self.note_refusal(flags.is_refused);
-            if !flags.is_again {
+            self.note_refusal(flags.has(REFUSED));
+            if !flags.has(AGAIN) {
                 // No push tells them that the lease is free, so they ask.
-                kept.has_lapsed |= flags.is_refused;
+                kept.has_lapsed |= flags.has(REFUSED);
                 return Ok(kept);
             }
         }
@@ -165,7 +165,7 @@ impl Leases for RedisBackend {
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
         changes.subscribe();
-        self.0.servers.start_push(&name.suffixed(self.channel())).await?;
+        self.0.servers.connected(&name.suffixed(self.channel())).await?;
         in_time(self.0.servers.config.command_timeout, changes.confirmed().map(Ok)).await?;
         Ok(changes)
     }
@@ -180,8 +180,8 @@ impl Leases for RedisBackend {
         self.0.servers.shard(name)
     }
 
-    fn new_connections(&self) -> Option<watch::Receiver<()>> {
-        Some(self.0.servers.events.new_connections.subscribe())
+    fn new_connections(&self) -> watch::Receiver<()> {
+        self.0.servers.events.new_connections.subscribe()
     }
 }
 
@@ -248,9 +248,9 @@ impl RedisBackend {
         let mut was_held = false;
         loop {
             let flags = self.run(call, Flags::read).await?;
-            was_held |= flags.was_held;
-            self.note_refusal(flags.is_refused);
-            if !flags.is_again {
+            was_held |= flags.has(HELD);
+            self.note_refusal(flags.has(REFUSED));
+            if !flags.has(AGAIN) {
                 return Ok(was_held);
             }
         }

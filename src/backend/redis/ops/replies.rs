@@ -138,20 +138,16 @@ pub(super) fn committed(value: Value) -> Result<(Committed, bool), BackendError>
     Ok((outcome, number & REFUSED != 0))
 }
 
+/// A lease was held.
+pub(super) const HELD: i64 = 1;
+/// The server refused to publish.
+pub(super) const REFUSED: i64 = 4;
+/// The script has more to do than it may, and is to be called again.
+pub(super) const AGAIN: i64 = 8;
+
 /// The bits of a reply, as in `scripts/lib/`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flags {
-    /// A lease was held.
-    pub(super) was_held: bool,
-    /// The server refused to publish.
-    pub(super) is_refused: bool,
-    /// The script has more to do than it may, and is to be called again.
-    pub(super) is_again: bool,
-}
-
-const HELD: i64 = 1;
-const REFUSED: i64 = 4;
-const AGAIN: i64 = 8;
+pub(super) struct Flags(i64);
 
 impl Flags {
     pub(super) fn read(value: Value) -> Result<Self, BackendError> {
@@ -162,11 +158,12 @@ impl Flags {
     }
 
     fn of(bits: i64) -> Result<Self, BackendError> {
-        if bits & !(HELD | REFUSED | AGAIN) != 0 {
-            return Err(unreadable(bits));
-        }
-        let has = |flag| bits & flag != 0;
-        Ok(Self { was_held: has(HELD), is_refused: has(REFUSED), is_again: has(AGAIN) })
+        let is_known = bits & !(HELD | REFUSED | AGAIN) == 0;
+        is_known.then_some(Self(bits)).ok_or_else(|| unreadable(bits))
+    }
+
+    pub(super) fn has(self, bit: i64) -> bool {
+        self.0 & bit != 0
     }
 }
 

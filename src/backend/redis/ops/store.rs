@@ -91,11 +91,9 @@ impl Store for RedisBackend {
         keys.extend(staged.as_deref());
         let is_new = grant.has_no_entry;
         let tiers = if is_new { String::new() } else { self.0.channel_names.of_tiers(name) };
-        let call = Call::new(&SCRIPTS.commit, name, &keys).owner(claim.owner).arg(entry.fence);
-        let call = with_entry(call, &entry, Entry::STORED_AT.start, ttl, staged.is_some());
-        // Without a time to live it is not written, and too large to be pushed.
-        let staged = staged.filter(|_| ttl.is_some());
-        let call = with_stage(call.arg(tiers), name, staged.as_deref(), &entry);
+        let call = Call::new(&SCRIPTS.commit, name, &keys).owner(claim.owner);
+        let (call, head) = (call.arg(entry.fence).arg(tiers), Entry::STORED_AT.start);
+        let call = with_entry(call, name, &entry, head, ttl, staged.as_deref());
         let (outcome, is_refused) = self.run(&call, replies::committed).await?;
         self.note_refusal(is_refused);
         Ok(outcome)
@@ -132,9 +130,8 @@ impl Store for RedisBackend {
         };
         let call = match edit {
             Edit::Put(entry, ttl) => {
-                let (head, is_staged) = (Entry::FENCE.start, staged.is_some());
-                let put = with_entry(call("put"), entry, head, Some(*ttl), is_staged);
-                with_stage(put, name, staged.as_deref(), entry)
+                let head = Entry::FENCE.start;
+                with_entry(call("put"), name, entry, head, Some(*ttl), staged.as_deref())
             }
             Edit::Touch(windows) => {
                 let windows = windows.in_range();
@@ -211,7 +208,7 @@ impl Store for RedisBackend {
     ) -> Result<Option<Countdown>, BackendError> {
         let call = self.latch_call(name, id, by).arg("");
         let (countdown, flags) = self.run(&call, replies::countdown).await?;
-        self.note_refusal(flags.is_refused);
+        self.note_refusal(flags.has(replies::REFUSED));
         Ok(countdown)
     }
 
@@ -283,26 +280,27 @@ fn get(name: &Name) -> Cmd {
     get
 }
 
-/// Adds an entry to a call: its bytes before `head` and behind its time, unless it is staged; its
-/// size; and its life.
+/// Adds an entry to a call with all other arguments: its bytes before `head` and behind its time;
+/// its size; and its life.
+///
+/// If it has a key to be staged at, a command before the script writes it there, in place of its
+/// bytes. A server copies each argument of a script several times, and a key not at all.
 fn with_entry<'a>(
     call: Call<'a>,
+    name: &Name,
     entry: &Entry,
     head: usize,
     ttl: Option<Duration>,
-    is_staged: bool,
+    staged: Option<&str>,
 ) -> Call<'a> {
-    let bytes = if is_staged { Bytes::new() } else { entry.encode() };
-    call.arg(bytes.get(..head).unwrap_or_default())
+    let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
+    let call = call
+        .arg(bytes.get(..head).unwrap_or_default())
         .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
         .arg(entry.weight())
-        .arg(ttl.map_or(0, millis))
-}
-
-/// Adds the command that stages an entry, if it has a key for that, to a call with all its
-/// arguments. A server copies each argument of a script several times, and a key not at all.
-fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: Option<&str>, entry: &Entry) -> Call<'a> {
-    let Some(suffix) = suffix else { return call };
+        .arg(ttl.map_or(0, millis));
+    // Without a time to live it is not written, and too large to be pushed.
+    let Some(suffix) = staged.filter(|_| ttl.is_some()) else { return call };
     let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
     write_key(&mut set, name, suffix);

@@ -56,28 +56,21 @@ impl RedisBackend {
         }
         // Publishes to this backend, unless a task does so already. It ends with the tiers.
         let inner = Arc::downgrade(&self.0);
-        let beats = async move {
-            while let Some(inner) =
-                inner.upgrade().filter(|it| it.servers.events.channels.tell_taps(|_| ()))
+        self.0.heartbeat.task.start(|| async move {
+            let has_tier = |it: &Arc<RedisInner>| it.servers.events.channels.tell_taps(|_| ());
+            while let Some(inner) = inner.upgrade().filter(has_tier)
+                && let Some(name) = inner.heartbeat.name.get()
             {
-                inner.beat_once().await;
+                let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
+                    .arg(&*inner.channel_names.registered(name))
+                    .arg(keys::heartbeat());
+                // While the server refuses it, no copy is trusted, and the statistics say so.
+                let _ = inner.servers.call(&call).await;
                 let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
-                drop(inner);
+                drop((call, inner));
                 sleep(every).await;
             }
-        };
-        self.0.heartbeat.task.start(|| beats);
+        });
         is_heard
-    }
-}
-
-impl RedisInner {
-    async fn beat_once(&self) {
-        let Some(name) = self.heartbeat.name.get() else { return };
-        let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
-            .arg(&*self.channel_names.registered(name))
-            .arg(keys::heartbeat());
-        // While the server refuses it, no copy is trusted, and the statistics say so.
-        let _ = self.servers.call(&call).await;
     }
 }

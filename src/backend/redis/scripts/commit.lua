@@ -4,11 +4,11 @@
 -- {'newer', entry, time} if an entry with a greater fence stands.
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
+-- tiers: the channel of local tiers that may have the entry which this one replaces, or ''
 -- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
--- tiers: the channel of local tiers that may have the entry which this one replaces, or ''
 local lease, fence, entry, channel, failure, staged = unpack(KEYS)
-local owner, granted, head, rest, size, ttl_ms, tiers = unpack(ARGV)
+local owner, granted, tiers, head, rest, size, ttl_ms = unpack(ARGV)
 local PUSHED, STORED = 1, 2
 
 local stored_at = time_text()
