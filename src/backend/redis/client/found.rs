@@ -28,6 +28,7 @@ use super::{
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
+    observe::Rarely,
     sync::lock,
     time::{Pauses, after},
 };
@@ -53,6 +54,8 @@ struct KnownNodes {
     template: ConnectionInfo,
     config: RedisConfig,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
+    /// How often the log tells that no guide replies.
+    told: Rarely,
 }
 
 /// The servers that say where the nodes are.
@@ -69,7 +72,8 @@ impl FoundNodes {
         events: &Arc<Events>,
     ) -> Self {
         let (template, config, events) = (template.clone(), config.clone(), events.clone());
-        let known = KnownNodes { events, guides, template, config, nodes: Mutex::default() };
+        let (nodes, told) = Default::default();
+        let known = KnownNodes { events, guides, template, config, nodes, told };
         Self { known: Arc::new(known), watch: OnDemandTask::default() }
     }
 
@@ -140,7 +144,7 @@ impl FoundNodes {
 
     /// Returns the map of slots. The first call starts the task that asks for it.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
-        let start = || self.watch.start(|| keep_known(self.known.clone()));
+        let start = || self.watch.start(|| keep_known(RunningWatch(self.known.clone())));
         start();
         match self.known.events.slots.known() {
             Some(known) => Ok(known),
@@ -149,7 +153,23 @@ impl FoundNodes {
     }
 }
 
-async fn keep_known(nodes: Arc<KnownNodes>) {
+/// Notes that the watch has ended with its runtime. The next command waits for its first answer.
+struct RunningWatch(Arc<KnownNodes>);
+
+impl Drop for RunningWatch {
+    fn drop(&mut self) {
+        let KnownNodes { events, guides, config, .. } = &*self.0;
+        let pending = Finding::Pending(config.first_connection_limit());
+        match guides {
+            // The master may have been replaced. A node of a cluster redirects.
+            Guides::Sentinels(_) => events.slots.set(pending),
+            Guides::Cluster(_) => drop(events.slots.set_unless_known(pending)),
+        }
+    }
+}
+
+async fn keep_known(running: RunningWatch) {
+    let nodes = &running.0;
     let (count, tick) = match &nodes.guides {
         Guides::Sentinels(sentinels) => (sentinels.count(), ASK_EVERY),
         Guides::Cluster(_) => (0, Duration::MAX),
@@ -170,7 +190,8 @@ impl KnownNodes {
                     let _ = timeout(tick, self.events.trouble.notified()).await;
                 }
                 Err(error) => {
-                    if self.events.slots.set_unless_known(Finding::Failed(error.clone())) {
+                    let failed = Finding::Failed(error.clone());
+                    if self.events.slots.set_unless_known(failed) || self.told.first() {
                         let error = Chain(&error);
                         warn!(%error, "no sentinel or cluster node replies; trying again");
                     }

@@ -49,7 +49,9 @@ struct KeptConnection {
     server: ConnectionInfo,
     config: RedisConfig,
     events: NodeEvents,
-    is_for_pushes: bool,
+    /// Set for pushes: the connection for commands, which comes first. So waiters that are woken by
+    /// the subscriptions do not ask in vain.
+    commands: Option<Arc<KeptConnection>>,
     current: LatestFinding<Arc<Connection>>,
     /// How often the log tells of an outage, or of refused subscriptions.
     told: Rarely,
@@ -62,18 +64,19 @@ impl Link {
         config: &RedisConfig,
         events: &NodeEvents,
     ) -> [Self; COUNT] {
-        let new = |is_for_pushes| {
+        let new = |commands| {
             Arc::new(KeptConnection {
                 server: server.clone(),
                 config: config.clone(),
                 events: events.clone(),
-                is_for_pushes,
+                commands,
                 current: LatestFinding::pending(config.first_connection_limit()),
                 told: Rarely::default(),
             })
         };
-        let kept = [(); COUNT].map(|()| new(false));
-        let all = kept.iter().cloned().chain([new(true)]).collect();
+        let kept = [(); COUNT].map(|()| new(None));
+        let pushes = new(kept.first().cloned());
+        let all = kept.iter().cloned().chain([pushes]).collect();
         let task = Arc::new(ConnectionsTask { all, task: OnDemandTask::default() });
         kept.map(|kept| Self { kept, task: task.clone() })
     }
@@ -142,7 +145,7 @@ impl Drop for RunningConnections {
     fn drop(&mut self) {
         for kept in &self.0 {
             kept.current.set(Finding::Pending(kept.config.first_connection_limit()));
-            if kept.is_for_pushes {
+            if kept.commands.is_some() {
                 kept.events.lost();
             }
         }
@@ -182,7 +185,13 @@ impl KeptConnection {
     }
 
     async fn connect(&self) -> Result<(Arc<Connection>, Option<Arc<Pushes>>), BackendError> {
-        let pushes = self.is_for_pushes.then(|| Arc::new(Pushes::new(&self.events, &self.config)));
+        let pushes = match &self.commands {
+            Some(commands) => {
+                commands.current.until_known().await;
+                Some(Arc::new(Pushes::new(&self.events, &self.config)))
+            }
+            None => None,
+        };
         let on_push = pushes.clone().map(|it| Box::new(move |push| it.receive(push)) as OnPush);
         let name = self.config.client_name.as_deref();
         let first = async |connection: &mut _| refuse_replica(connection, name).await;
@@ -195,7 +204,7 @@ impl KeptConnection {
 
     fn connected(&self, current: &Arc<Connection>, away_since: Option<Instant>) {
         self.current.set(Finding::Known(current.clone()));
-        if self.is_for_pushes {
+        if self.commands.is_some() {
             return;
         }
         self.events.all.new_connections.send_replace(());
@@ -219,7 +228,7 @@ impl KeptConnection {
     fn broke(&self, current: &Connection) {
         current.broken.cancel();
         self.current.set(Finding::Pending(current.reconnect_limit));
-        if self.is_for_pushes {
+        if self.commands.is_some() {
             // The server may stay away for long, so each waiter asks at once and learns of it.
             self.events.lost();
             return;
@@ -231,8 +240,11 @@ impl KeptConnection {
     fn failed(&self, error: BackendError, away_since: Instant) {
         let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
         let (server, away) = (self.server.addr(), away_since.elapsed());
-        if !self.is_for_pushes && (self.told.first() || is_first) {
-            warn!(%server, ?away, error = %Chain(&error), "no connection to Redis; trying again");
+        let error = Chain(&error);
+        if self.commands.is_some() {
+            debug!(%server, %error, "no push connection to Redis; waiters poll instead");
+        } else if self.told.first() || is_first {
+            warn!(%server, ?away, %error, "no connection to Redis; trying again");
         }
     }
 }

@@ -105,7 +105,8 @@ impl Sentinels {
             let master = settings::at(&self.master, &address);
             connect(&master, &self.config_of_master, None, check).await?;
         }
-        *lock(&self.trusted) = Some(sentinel);
+        // One that has announced a switch meanwhile knows better.
+        lock(&self.trusted).get_or_insert(sentinel);
         Ok(address)
     }
 
@@ -130,6 +131,7 @@ impl Sentinels {
                 // If this fails, it is asked within a second.
                 && let Ok(master) = self.ask(sentinel, None).await
             {
+                *lock(&self.trusted) = Some(sentinel);
                 announce(master);
             }
         }

@@ -128,6 +128,10 @@ impl<T: Clone> LatestFinding<T> {
         }
     }
 
+    pub(super) async fn until_known(&self) {
+        let _ = self.0.subscribe().wait_for(|now| matches!(now, Finding::Known(_))).await;
+    }
+
     /// Returns what is known, or waits for the attempt that is under way. Fails at once if the last
     /// one failed. `start` starts the task.
     pub(super) async fn wait(&self, start: impl Fn()) -> Result<T, BackendError> {

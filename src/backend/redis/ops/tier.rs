@@ -5,11 +5,12 @@
 //! itself at intervals, in a script that also writes: a server that refuses writes is not trusted.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::Ordering},
     time::Duration,
 };
 
 use tokio::time::sleep;
+use tracing::warn;
 
 use super::super::{
     RedisBackend, RedisInner,
@@ -17,7 +18,11 @@ use super::super::{
     keys,
     scripts::{Call, SCRIPTS},
 };
-use crate::{key::Name, sync::lock};
+use crate::{
+    error::{BackendErrorKind, Chain},
+    key::Name,
+    sync::lock,
+};
 
 /// The messages of a backend to itself.
 #[derive(Default)]
@@ -64,8 +69,13 @@ impl RedisBackend {
                 let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
                     .arg(&*inner.channel_names.registered(name))
                     .arg(keys::heartbeat());
-                // While the server refuses it, no copy is trusted, and the statistics say so.
-                let _ = inner.servers.call(&call).await;
+                if let Err(error) = inner.servers.call(&call).await
+                    && error.kind() == BackendErrorKind::Refused
+                    && !inner.publish_refused.swap(true, Ordering::Relaxed)
+                {
+                    let error = Chain(&error);
+                    warn!(%error, "Redis refuses DEL or PUBLISH, so local tiers serve little");
+                }
                 let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
                 drop((call, inner));
                 sleep(every).await;
