@@ -235,9 +235,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             }
             let Options { sharing, rules, .. } = &*options;
             let (takes_heads, accepted) = (sharing.takes_heads, (rules.stale, rules.error));
-            let patience = options
-                .serve_stale_after
-                .map(|limit| Box::new((after(Instant::now(), limit), options.rules)));
+            let patience = |limit| Box::new((after(Instant::now(), limit), *rules));
+            let patience = options.serve_stale_after.map(patience);
             // Nothing but what the caller needs lives across the wait, so that its future is small.
             loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key, accepted) {
