@@ -13,7 +13,7 @@ use std::{
     fmt,
     future::pending,
     mem,
-    panic::AssertUnwindSafe,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
@@ -423,8 +423,9 @@ impl Collector {
             None => (Bytes::new(), Some(Ok(None))),
         };
         if self.body.receive(data, end) {
-            // Last, because it is the code of the service, and may panic.
-            self.source = None;
+            // It is the code of the service, and may panic.
+            let source = self.source.take();
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(source)));
         }
     }
 }

@@ -97,8 +97,8 @@ pub(super) fn strip(headers: &mut HeaderMap) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
-    /// There is a `no-cache` or a `private`.
     pub(super) no_cache: bool,
+    pub(super) private: bool,
     /// One of these is for the whole message, or for a field that it has.
     pub(super) restricts: bool,
     pub(super) public: bool,
@@ -136,7 +136,7 @@ impl Directives {
         let it = Self::parse(headers, &SURROGATE_CONTROL)?;
         // Neither `must-understand` nor a policy makes this shareable.
         let is_stale = it.max_age == Some(0) || it.s_maxage == Some(0);
-        directives.restricts |= it.no_store || it.no_cache || is_stale;
+        directives.restricts |= it.no_store || it.no_cache || it.private || is_stale;
         Some(directives)
     }
 
@@ -206,8 +206,12 @@ impl Directives {
     fn set(&mut self, name: &str, value: &str, headers: &HeaderMap) {
         match name.to_ascii_lowercase().as_str() {
             "no-store" | "no-store-remote" => self.no_store = true,
-            "no-cache" | "private" => {
+            "no-cache" => {
                 self.no_cache = true;
+                self.restricts |= names_any(value, headers);
+            }
+            "private" => {
+                self.private = true;
                 self.restricts |= names_any(value, headers);
             }
             "public" => self.public = true,

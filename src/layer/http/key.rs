@@ -329,7 +329,8 @@ pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
     let scheme = if location.starts_with("//") { "http:" } else { "" };
     let location: Uri = format!("{scheme}{location}").parse().ok()?;
     let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
-    if !path.starts_with('/') || location.scheme().is_some() != location.host().is_some() {
+    // A URL may have a query behind its host at once.
+    if !path.starts_with(['/', '?']) || location.scheme().is_some() != location.host().is_some() {
         return None;
     }
     let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();

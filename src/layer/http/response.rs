@@ -177,7 +177,7 @@ impl<'a> Judged<'a> {
             // Where the status is understood, `must-understand` takes the place of `no-store`,
             // which is for caches that know only that one (RFC 9111, section 5.2.2.3).
             true => it.no_store && !it.must_understand,
-            false => it.no_store || it.malformed || it.no_cache,
+            false => it.no_store || it.malformed || it.no_cache || it.private,
         }
     }
 

@@ -12,7 +12,10 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 use http_body::Body;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot::{self, error::TryRecvError},
+    time::Instant,
+};
 use tower_service::Service;
 
 use super::{
@@ -196,10 +199,10 @@ impl Asked {
         ended: Result<FlightResult<CachedResponse>, Error>,
     ) -> Settled<C> {
         let (http, question) = (&self.http, &self.question);
-        let answer = own.try_recv().ok();
+        let answer = own.try_recv();
         let call = lock(call).take();
         let (ended, call) = match (ended, call) {
-            (Err(error), _) if answer.is_none() => return Ok(Ok(http.failed(question, &error))),
+            (Err(error), _) if answer.is_err() => return Ok(Ok(http.failed(question, &error))),
             (Ok(ended), Some(call)) => (ended, call),
             // The caller has led. Its answer is there, or the flight goes on without the caller.
             (ended, _) => {
@@ -210,8 +213,8 @@ impl Asked {
                     Ok(FlightResult::Alone(_)) | Err(_) => {}
                 }
                 let answer = match answer {
-                    None => own.await.ok(),
-                    answer => answer,
+                    Err(TryRecvError::Empty) => own.await.ok(),
+                    answer => answer.ok(),
                 };
                 let words = "the task that ran the request was cancelled";
                 return Ok(match answer {

@@ -351,6 +351,8 @@ async fn a_redirect_to_its_own_key_is_not_shared() {
         ("/a?c=1&b=2", "/a?b=2", 1),
         ("/a", "/b/../%61", 2),
         ("/a", "/../../b", 1),
+        ("/a", "//shop.example?b=2", 1),
+        ("/?b=2", "//shop.example?b=2", 2),
         // What is not read may lead anywhere.
         ("/a", "b", 2),
     ] {

@@ -73,6 +73,7 @@ async fn other_request_headers_do_not_matter() {
         ("connection", "keep-alive, te"),
         ("cache-control", "max-age=0"),
         ("cache-control", "max-stale, min-fresh=\"1\", , only-if-cached"),
+        ("cache-control", "private"),
         ("pragma", "x"),
         ("content-length", "0"),
     ] {

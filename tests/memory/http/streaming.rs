@@ -419,6 +419,17 @@ async fn a_body_that_panics_is_an_error_for_all_its_readers() {
     assert_eq!(calls.count(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_first_request_for_a_part_gets_all_of_a_body_under_way() {
+    let (inner, mut feeds) = fed(&[("content-length", "3")]);
+    let all = layered(&inner).oneshot(get_with(&[("range", "bytes=1-1")])).await.unwrap();
+    assert_eq!((all.status(), all.headers().get("content-range")), (StatusCode::OK, None));
+    let feed = feeds.recv().await.unwrap();
+    feed.send(data("012")).unwrap();
+    drop(feed);
+    assert_eq!(rest(all.into_body()).await, "012");
+}
+
 /// A part of a body, and its headers alone, do not wait for the body to be complete.
 #[tokio::test(start_paused = true)]
 async fn conditions_are_answered_from_a_body_under_way_and_ranges_with_all_of_it() {
