@@ -188,6 +188,7 @@ impl Latch {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
                 Ok(Some(latch)) => {
+                    pauses = Pauses::default();
                     let jitter = JITTER.mul_f64(fastrand::f64());
                     (latch.remaining.min(look) + jitter, self.not_done(latch.left))
                 }

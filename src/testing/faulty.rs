@@ -33,7 +33,8 @@ pub enum Fault {
     Full,
     /// The backend is silent: the operation is not performed, and no answer comes.
     Hang,
-    /// The backend is slow: the operation is performed and answered after this time.
+    /// The backend is slow: the operation is performed and answered after this time. Above a
+    /// second, it is not performed, and no answer comes.
     Late(Duration),
     /// The operation is performed, and no answer comes.
     LoseReply,

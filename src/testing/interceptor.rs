@@ -64,8 +64,8 @@ pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
 /// The hook decides whether, when and where the operation is performed. Clones share the backend
 /// and the hook, as far as the clones of these do.
 ///
-/// No operation takes longer than a second. A read of many names arrives as one [`Op::Get`] for
-/// each. Labels of processes are not kept.
+/// No operation takes longer than a second, or than the backend may take. A read of many names
+/// arrives as one [`Op::Get`] for each. Labels of processes are not kept.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
     /// The backend behind the hook.
@@ -76,7 +76,8 @@ pub struct Interceptor<B, H> {
 
 impl<B: Store, H: Hook<B>> Interceptor<B, H> {
     async fn ask(&self, operation: Operation) -> Result<Answer, BackendError> {
-        in_time(ANSWER_LIMIT, self.hook.around(&self.inner, operation)).await
+        let limit = self.inner.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+        in_time(limit, self.hook.around(&self.inner, operation)).await
     }
 }
 
