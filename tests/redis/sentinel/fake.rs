@@ -5,9 +5,13 @@ use std::sync::Mutex;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
+    sync::Notify,
 };
 
 use crate::prelude::*;
+
+/// How late a late answer comes.
+const LATE: Duration = Duration::from_millis(200);
 
 pub struct Fake {
     port: u16,
@@ -15,18 +19,24 @@ pub struct Fake {
     task: JoinHandle<()>,
 }
 
+#[derive(Default)]
 struct Shared {
     says: Mutex<Says>,
     /// The `user:password` that the sentinel requires.
     credentials: Option<&'static str>,
     asked: Mutex<usize>,
+    listeners: Mutex<usize>,
+    announced: Notify,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub enum Says {
     /// The master is the server of this port.
     Master(u16),
+    /// The same, a while later.
+    MasterLate(u16),
     /// The sentinel knows no such master.
+    #[default]
     Nothing,
     /// The sentinel takes connections and never answers.
     Silence,
@@ -40,8 +50,7 @@ impl Fake {
     pub async fn start_with(says: Says, credentials: Option<&'static str>) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let shared =
-            Arc::new(Shared { says: Mutex::new(says), credentials, asked: Mutex::default() });
+        let shared = Arc::new(Shared { says: Mutex::new(says), credentials, ..Shared::default() });
         let all = shared.clone();
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -62,6 +71,15 @@ impl Fake {
 
     pub fn say(&self, says: Says) {
         *self.shared.says.lock().unwrap() = says;
+    }
+
+    /// Announces a switch of the master to those that listen.
+    pub fn announce(&self) {
+        self.shared.announced.notify_waiters();
+    }
+
+    pub fn listeners(&self) -> usize {
+        *self.shared.listeners.lock().unwrap()
     }
 
     /// Returns the number of questions for the master, or of connections if the sentinel is silent.
@@ -95,17 +113,39 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
             _ if !known => "-NOAUTH Authentication required.\r\n".to_owned(),
             (["SENTINEL", "get-master-addr-by-name", "flock"], says) => {
                 *shared.asked.lock().unwrap() += 1;
+                if let Says::MasterLate(_) = says {
+                    sleep(LATE).await;
+                }
                 match says {
-                    Says::Master(port) => {
+                    Says::Master(port) | Says::MasterLate(port) => {
                         let port = port.to_string();
                         format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len())
                     }
                     _ => "*-1\r\n".to_owned(),
                 }
             }
+            (["SUBSCRIBE", channels @ ..], _) => return announce(stream, channels, &shared).await,
             (other, _) => format!("-ERR unknown {other:?}\r\n"),
         };
         if stream.write_all(answer.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Serves a connection that has subscribed to announcements.
+async fn announce(mut stream: BufReader<TcpStream>, channels: &[&str], shared: &Shared) {
+    for (at, channel) in channels.iter().enumerate() {
+        let length = channel.len();
+        let reply = format!("*3\r\n$9\r\nsubscribe\r\n${length}\r\n{channel}\r\n:{}\r\n", at + 1);
+        stream.write_all(reply.as_bytes()).await.unwrap();
+    }
+    loop {
+        let announced = shared.announced.notified();
+        *shared.listeners.lock().unwrap() += 1;
+        announced.await;
+        let message = "*3\r\n$7\r\nmessage\r\n$14\r\n+switch-master\r\n$5\r\nflock\r\n";
+        if stream.write_all(message.as_bytes()).await.is_err() {
             return;
         }
     }

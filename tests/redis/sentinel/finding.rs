@@ -185,3 +185,46 @@ async fn a_watch_goes_on_when_its_runtime_has_ended() {
         async || second.acquire(&held).await.is_ok() && !new.raw().await.keys("*").await.is_empty();
     assert!(comes_true(LIMIT, moved).await, "the backend stays at the old master");
 }
+
+/// Each call has a runtime of its own. The first one of the second runtime went to the old master,
+/// and ended before the watch had its answer.
+#[tokio::test]
+async fn a_watch_that_starts_again_answers_before_a_command_is_sent() {
+    let (mut old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let fake = Fake::start(Says::Master(old.port())).await;
+    let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
+    let first = backend.clone();
+    let other = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(first.ping()).unwrap();
+    });
+    other.await.unwrap();
+    fake.say(Says::Master(new.port()));
+    old.kill();
+    backend.ping().await.unwrap();
+}
+
+/// The answer was late, and named the server of before the switch. From then on its sentinel was
+/// the one that is asked alone, so a second later the backend went back.
+#[tokio::test]
+async fn a_late_answer_ends_no_trust_in_the_sentinel_that_announced_a_switch() {
+    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let late = Fake::start(Says::Master(old.port())).await;
+    let knows = Fake::start(Says::Nothing).await;
+    let urls = [late.url(), knows.url()];
+    let backend = patient().sentinels(&urls, "flock").build().unwrap();
+    backend.ping().await.unwrap();
+    let listened = async || knows.listeners() > 0;
+    assert!(comes_true(LIMIT, listened).await, "the backend does not listen");
+    knows.say(Says::Master(new.port()));
+    late.say(Says::MasterLate(old.port()));
+    let before = late.asked();
+    let asked = async || late.asked() > before;
+    assert!(comes_true(LIMIT, asked).await, "the backend does not ask");
+    knows.announce();
+    let before = knows.asked();
+    let asked_alone = async || knows.asked() > before + 3;
+    assert!(comes_true(LIMIT, asked_alone).await, "the old sentinel is trusted again");
+    backend.acquire(&mutex_claim("k")).await.unwrap();
+    assert!(!new.raw().await.keys("*").await.is_empty(), "the backend is back at the old master");
+}
