@@ -12,8 +12,8 @@ use crate::{
 /// A lock that is held. How it is held has a name of its own, as [`MutexGuard`].
 ///
 /// Its [lease](Lease) is renewed while the guard lives. A [dropped guard](super#dropped-guards)
-/// releases the lock. Guards that share one lease release it with the last of them: those of a
-/// [reentrant](super::ReentrantMutex) holder, and the clones of a [`ReadGuard`].
+/// releases the lock. The guards of a [reentrant](super::ReentrantMutex) holder share one lease,
+/// and so do the clones of a [`ReadGuard`]. The last of them releases it.
 ///
 /// # Examples
 ///
@@ -123,8 +123,8 @@ impl Clone for ReadGuard {
 }
 
 impl WriteGuard {
-    /// Makes this writer a reader in one step, and lets the next readers of the queue in. Its
-    /// errors and its cancel safety are those of [`ReadGuard::try_upgrade`].
+    /// Makes this writer a reader in one step, and lets the next readers of the queue in. It has
+    /// the errors and the cancel safety of [`ReadGuard::try_upgrade`].
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
         self.pass_to(Mode::Read).await?.map_err(|held| held.lost_error())
     }

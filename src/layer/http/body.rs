@@ -320,7 +320,7 @@ impl SharedBody {
     }
 
     /// Completes when the body has no reader any more. A body that none has begun to read is loaded
-    /// for later callers, such as that of a refresh.
+    /// for later callers. The body of a refresh has no reader.
     async fn unread(&self) {
         let mut readers = None;
         loop {

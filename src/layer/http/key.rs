@@ -321,8 +321,8 @@ pub(super) fn is_respelled(path: &str) -> bool {
 }
 
 /// Reads a path or a URL that a header names. Returns its path with its query, in normal form, or
-/// `None` in it if its host is not that of a request. Ports differ with the scheme, so they do not
-/// count. Returns `None` for a reference that is relative to a path, which is rare.
+/// `Some(None)` if it names another host than the request. Ports differ with the scheme, so they do
+/// not count. Returns `None` for a reference that is relative to a path, which is rare.
 pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
     let location = normal(location.split('#').next()?);
     // The request has the scheme, which may not be known here.

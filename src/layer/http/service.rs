@@ -107,7 +107,7 @@ const TRIES: u8 = 4;
 /// How a flight ended for one caller: with its answer, or with its call and what follows.
 type Settled<C> = Result<CallResult<<C as ServiceCall>::Error>, (C, Next)>;
 
-/// What a caller does that a flight has no answer for.
+/// The next step of a caller for which a flight has no answer.
 enum Next {
     /// It asks for the response below this marker.
     Below(Marker),

@@ -78,7 +78,7 @@ pub struct InnerServiceError {
 impl InnerServiceError {
     /// Returns the status of the response: `500`, `502`, `503` or `504`.
     pub fn status(&self) -> StatusCode {
-        // What another process has written may be anything.
+        // Another process may have written anything.
         let status = StatusCode::from_u16(self.status).ok().filter(|status| is_failure(*status));
         status.unwrap_or(StatusCode::BAD_GATEWAY)
     }

@@ -125,7 +125,7 @@ pub(super) async fn keep_subscribed(
             // The registry lives as long as this.
             let _ = timeout_at(ping_at, openings.changed()).await;
         }
-        // Without a channel, nobody relies on the connection.
+        // Without a channel, no waiter relies on the connection.
         if !subscriptions.subscribed.is_empty() {
             subscriptions.exchange(redis::pipe().cmd("PING")).await?;
         }
