@@ -273,7 +273,7 @@ fn a_late_joiner_is_admitted_to_the_head() {
     model(|| {
         let (flights, source) = (flights(false), cell());
         let (_follower, leader) = begin(&flights);
-        let (flight, changed) = (leader.flight.clone(), source.clone());
+        let (flight, changed) = (leader.flight.clone().unwrap(), source.clone());
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
             let mut follower = flight.join(usize::MAX).unwrap();

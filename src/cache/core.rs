@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -17,7 +14,7 @@ use super::{
     breaker::Shard,
     failures::Failures,
     lead::Keeping,
-    local::{Fill, LocalStore, Watches},
+    local::{LocalStore, Watches},
     member::Permit,
     notes::{EntryNote, Invalidations, Refreshes},
     outcome::Outcome,
@@ -44,6 +41,9 @@ pub(super) struct Core<V> {
     pub(super) settings: Settings,
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
+    /// How long a fence is kept. It outlives the lease by a grace: a load whose lease ended
+    /// unnoticed may still be committed in it, if no other load began.
+    pub(super) fence_life: Duration,
     pub(super) flights: Arc<Flights<Outcome<V>>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
@@ -186,8 +186,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
     pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = self.changing(key);
-        let life = self.settings.fence_life();
-        let fence = self.in_time(self.store.edit(name, edit, life)).await?;
+        let fence = self.in_time(self.store.edit(name, edit, self.fence_life)).await?;
         if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {
             self.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
         }
@@ -200,11 +199,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             copies.drop_older(name.prefix(), fence);
         }
         self.watches.each(|watch| watch.changed(name.prefix(), fence));
-    }
-
-    /// Begins a load or a commit, whose value is kept for outages only.
-    pub(super) fn mark(&self, name: &Name, now: Instant) -> Option<Fill> {
-        self.copies.as_ref().map(|copies| copies.order.mark(name, now))
     }
 
     /// Returns the windows of a value with these options, that its loader wants to be kept so. A

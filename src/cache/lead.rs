@@ -11,7 +11,7 @@ use tokio::{sync::SetOnce, time::Instant};
 use super::{
     AfterFailure, Loaded, Source,
     freshness::{self, Rules},
-    outcome::{Head, Record},
+    outcome::{FlightResult, Head, Record},
 };
 use crate::{
     backend::{Entry, Tagged, Windows},
@@ -27,11 +27,12 @@ pub struct Lead<V>(pub(super) Arc<LeadInner<V>>);
 
 pub(super) struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
-    previous: Option<Arc<Previous<V>>>,
+    pub(super) previous: Option<Arc<Previous<V>>>,
     /// No old value is good enough, so none stands in.
     wants_new: bool,
     keeping: Mutex<Keeping>,
-    pub(super) head: SetOnce<Head>,
+    /// The head of the value, as callers get it.
+    pub(super) head: SetOnce<FlightResult<V>>,
 }
 
 /// How a value is kept, and what follows its failure. What is not set, the request decides.
@@ -99,7 +100,7 @@ impl<V> Lead<V> {
     where
         V: Clone,
     {
-        Some(self.previous()?.loaded.clone())
+        Some(self.0.previous.as_ref()?.loaded.clone())
     }
 
     /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
@@ -108,7 +109,7 @@ impl<V> Lead<V> {
     pub fn unchanged(&self, stale: Loaded<V>) -> V {
         let mut keeping = self.keeping();
         keeping.is_unchanged = true;
-        let tagged = self.previous().and_then(|previous| previous.tagged.as_ref());
+        let tagged = self.0.previous.as_ref().and_then(|previous| previous.tagged.as_ref());
         tagged.into_iter().for_each(|it| keeping.tagged.tags.extend_from_slice(&it.tags));
         stale.value
     }
@@ -139,7 +140,8 @@ impl<V> Lead<V> {
 
     /// Returns whether a stale value is served if this load fails now.
     pub(crate) fn has_stand_in(&self) -> bool {
-        !self.0.wants_new && self.previous().is_some_and(|it| it.left_on_error().is_some())
+        let previous = self.0.previous.as_ref().filter(|_| !self.0.wants_new);
+        previous.is_some_and(|it| it.left_on_error().is_some())
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
@@ -183,7 +185,7 @@ impl<V> Lead<V> {
     /// Announces the head of the value, so that callers of this process that take heads have it at
     /// once. From then on the load has no time limit but its loader's own.
     pub(crate) fn announce(&self, head: Head) {
-        let _ = self.0.head.set(head);
+        let _ = self.0.head.set(FlightResult::Head(head, self.source()));
     }
 
     /// Sets how long the value is kept, in each of its windows.
@@ -197,10 +199,6 @@ impl<V> Lead<V> {
     /// Returns how the value is kept, to read or to set it. No code of a user runs meanwhile.
     pub(super) fn keeping(&self) -> MutexGuard<'_, Keeping> {
         lock(&self.0.keeping)
-    }
-
-    pub(super) fn previous(&self) -> Option<&Previous<V>> {
-        self.0.previous.as_deref()
     }
 }
 

@@ -187,7 +187,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
-        let run = Run::new(&core, &key, options, None, RunStart::Look)?;
+        let run = Run::alone(&core, &key, options, RunStart::Look)?;
         if core.begun.is_closed() {
             return Ok(Begun::Alone);
         }
@@ -209,7 +209,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         if core.begun.is_closed() {
             return Err(Error::shut_down());
         }
-        let run = Run::new(&core, &key, options, None, RunStart::Supersede(burnt))?;
+        let run = Run::alone(&core, &key, options, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
         // A loader that asks for a refresh is the one that loads.
         let load = match flight::current() {
@@ -218,7 +218,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         // The caller may not be polled any more.
         drop(begun);
-        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
+        load.await.unwrap_or_else(|_| Err(cut_off()))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -252,7 +252,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                         // If the key has no name, its followers join anew, and are told so as well.
                         // A key of a batch is decided when its run ends.
                         let options = mem::replace(&mut options, core.settings.options.clone());
-                        let run = Run::new(&core, &key, options, Some(leader), RunStart::Look)?;
+                        let run = Run::new(&core, &key, options, leader, RunStart::Look)?;
                         let work = work.take().ok_or_else(cut_off)?;
                         follower.bring(Box::pin(run.run(loader::boxed(work))));
                     }
@@ -268,8 +268,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if takes_heads {
                 return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
-            let work = loader::boxed(work.take().ok_or_else(cut_off)?);
-            Box::pin(Run::load_for_caller(&core, &key, options, work)).await
+            let run = Run::alone(&core, &key, options, RunStart::Unleased)?;
+            Box::pin(run.load(loader::boxed(work.take().ok_or_else(cut_off)?))).await
         }
     }
 }
@@ -411,7 +411,7 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
         waited = follower.wait(takes_heads) => return waited,
         old = async {
             let options = core.settings.options.clone();
-            let run = Run::new(core, key, options, None, RunStart::Look).ok()?;
+            let run = Run::alone(core, key, options, RunStart::Look).ok()?;
             run.in_place_of_slow_load(rules).await
         } => old,
     };

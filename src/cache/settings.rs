@@ -150,12 +150,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns how long a fence is kept. It outlives the lease by a grace: a load whose lease ended
-    /// unnoticed may still be committed in it, if no other load began.
-    pub(super) fn fence_life(&self) -> Duration {
-        self.lease * 2 + Duration::from_secs(5)
-    }
-
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
         in_range("ttl", self.options.windows.fresh, MILLISECOND..)?;

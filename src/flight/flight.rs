@@ -9,7 +9,7 @@
 //! wants it.
 
 use std::{
-    future::poll_fn,
+    future::{pending, poll_fn},
     hash::BuildHasher,
     mem::replace,
     pin::Pin,
@@ -24,7 +24,10 @@ use std::{
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::wakers::{Registration, Wakers};
+use super::{
+    cycle::current,
+    wakers::{Registration, Wakers},
+};
 use crate::{
     key::Key,
     sync::checked::{
@@ -174,10 +177,8 @@ impl<T> Flights<T> {
         });
         let follower = flight.join(self.limits.per_flight)?;
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
-        Ok(Joined {
-            follower,
-            leader: Some(Leader { flight, id, has_late: false, _counted: counted }),
-        })
+        let (flight, _counted) = (Some(flight), Some(counted));
+        Ok(Joined { follower, leader: Some(Leader { flight, id, has_late: false, _counted }) })
     }
 
     /// Lets the flights of a key end for the callers that joined them. The next caller begins a new
@@ -409,39 +410,59 @@ fn replaced(place: &mut Option<Waker>, cx: &Context<'_>) -> Option<Waker> {
     }
 }
 
-/// The duty to land a flight.
+/// The duty to land a flight. Or a leader without followers, on its way to a load for one caller.
 ///
 /// Dropped without an outcome, the leader sends its followers to join anew.
 pub(crate) struct Leader<T> {
-    pub(super) flight: Arc<Flight<T>>,
-    /// The number of the flight.
+    pub(super) flight: Option<Arc<Flight<T>>>,
+    /// The number of the flight, or of the load. Loads that it asks for need no permit.
     pub(crate) id: u64,
     /// Callers that joined too late for the landing are owed an outcome.
     has_late: bool,
-    _counted: TaskTrackerToken,
+    _counted: Option<TaskTrackerToken>,
 }
 
 impl<T> Leader<T> {
+    /// A leader of no flight. Its load belongs to the flight of the `loader` that asks for it, if
+    /// one does.
+    pub(crate) fn alone(loader: Option<u64>) -> Self {
+        let id = loader.unwrap_or_else(next_id);
+        Self { flight: None, id, has_late: false, _counted: None }
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        self.flight.is_none()
+    }
+
     /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers
     /// that joined before.
     pub(crate) fn begin_epoch(&self) -> Epoch {
-        Epoch { joined: lock(&self.flight.state).joined }
+        let joined = |flight: &Arc<Flight<T>>| Epoch { joined: lock(&flight.state).joined };
+        self.flight.as_ref().map_or(Epoch::END, joined)
     }
 
-    /// Returns when the leader's work has a task of its own. To be awaited by the work.
-    pub(crate) async fn own_task(&self) {
+    /// Returns when the leader's work has a task of its own. To be awaited by the work. Returns
+    /// false at once if its caller may be the one to poll it, because it leads no flight.
+    pub(crate) async fn own_task(&self) -> bool {
+        let Some(flight) = &self.flight else { return false };
         poll_fn(|_| {
             // The caller spawns the work after this poll, so no waker is needed.
-            let was_detached = replace(&mut lock(&self.flight.state).is_detached, true);
-            if was_detached { Poll::Ready(()) } else { Poll::Pending }
+            let was_detached = replace(&mut lock(&flight.state).is_detached, true);
+            if was_detached { Poll::Ready(true) } else { Poll::Pending }
         })
-        .await;
+        .await
     }
 
     /// Completes when a notice was given. One task at a time waits for notices.
     pub(crate) async fn told(&self, notice: Notice) {
+        let Some(flight) = &self.flight else {
+            if notice == Notice::NeededByLoader && current().is_some() {
+                return;
+            }
+            return pending().await;
+        };
         poll_fn(|cx| {
-            let mut state = lock(&self.flight.state);
+            let mut state = lock(&flight.state);
             if state.told[notice as usize] {
                 return Poll::Ready(());
             }
@@ -457,20 +478,23 @@ impl<T> Leader<T> {
     /// The flight goes on, and callers may still join it. Landed again, it admits those that joined
     /// before the new epoch.
     pub(crate) fn land_head(&self, outcome: T, epoch: Epoch) {
-        let _ = self.flight.head.set(outcome);
-        self.flight.wake(|state| state.admitted = state.admitted.max(epoch.joined));
+        let Some(flight) = &self.flight else { return };
+        let _ = flight.head.set(outcome);
+        flight.wake(|state| state.admitted = state.admitted.max(epoch.joined));
     }
 
     /// Completes when a follower waits that joined too late for the head.
     pub(crate) async fn late_joiner(&self) {
         self.told(Notice::LateJoiner).await;
-        lock(&self.flight.state).told[Notice::LateJoiner as usize] = false;
+        if let Some(flight) = &self.flight {
+            lock(&flight.state).told[Notice::LateJoiner as usize] = false;
+        }
     }
 
     /// Sends those that joined too late for the head to join anew. The next caller begins a new
     /// flight.
     pub(crate) fn close_head(&self) {
-        self.flight.flights.remove(&self.flight);
+        self.flight.iter().for_each(|flight| flight.flights.remove(flight));
         self.land_late(None);
     }
 
@@ -478,7 +502,7 @@ impl<T> Leader<T> {
     /// [still owed](Self::land_late) an outcome. No caller can join any more. `None` sends all to
     /// join anew.
     pub(crate) fn land(&mut self, outcome: Option<T>, epoch: Epoch) -> bool {
-        let Self { flight, has_late, .. } = self;
+        let Self { flight: Some(flight), has_late, .. } = self else { return false };
         flight.flights.remove(flight);
         flight.wake(|state| {
             *has_late = state.joined > epoch.joined;
@@ -488,14 +512,15 @@ impl<T> Leader<T> {
     }
 
     pub(crate) fn landed(&self) -> Option<&T> {
-        self.flight.landing.get()?.outcome.as_ref()
+        self.flight.as_ref()?.landing.get()?.outcome.as_ref()
     }
 
     /// Lands the flight for the late joiners, with the answer to a question that was asked after
     /// they had joined. `None` sends them to join anew.
     pub(crate) fn land_late(&self, outcome: Option<T>) {
-        if self.flight.late.set(outcome).is_ok() {
-            self.flight.wake(|_| {});
+        let Some(flight) = &self.flight else { return };
+        if flight.late.set(outcome).is_ok() {
+            flight.wake(|_| {});
         }
     }
 }
@@ -504,7 +529,7 @@ impl<T> Drop for Leader<T> {
     fn drop(&mut self) {
         if self.has_late {
             self.land_late(None);
-        } else if self.flight.landing.get().is_none() {
+        } else if self.flight.as_ref().is_some_and(|flight| flight.landing.get().is_none()) {
             self.land(None, Epoch::END);
         }
     }

@@ -24,12 +24,12 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         failures::whole_millis,
-        lead::{Keeping, Previous},
+        lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
         notes::EntryNote,
-        outcome::{Alone, FlightResult, Head, Record},
+        outcome::{Alone, FlightResult, Record},
         settings::UNCACHEABLE_LIFE,
     },
     error::{BackendError, BoxError, Chain, Error, ErrorKind},
@@ -91,8 +91,8 @@ pub struct Load<V> {
     begun: LoadBegun,
     /// Held to the end of the load.
     _permit: Option<Permit>,
-    /// Lets a shutdown wait for a load that belongs to no flight.
-    _token: Option<TaskTrackerToken>,
+    /// Lets a shutdown wait for it.
+    _token: TaskTrackerToken,
 }
 
 /// The answer of [`Request::begin`](crate::cache::Request::begin).
@@ -147,11 +147,11 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             lead,
             guard,
             granted,
-            number: run.number(),
+            number: run.leader.id,
             grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
-            _token: run.leader.is_none().then(|| core.begun.token()),
+            _token: core.begun.token(),
             asked,
         }
     }
@@ -258,7 +258,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match produced {
             Ok(Ok(made)) => {
                 // Callers that join from here on get a look of their own.
-                let committed = self.begin_epoch();
+                let committed = self.leader.begin_epoch();
                 let (loaded, late) = Box::pin(load.commit_value(made)).await;
                 let (epoch, late) = match late {
                     None => (committed, ForLate::Look),
@@ -297,7 +297,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match produced {
             Ok(Ok((value, entry, _))) => {
                 // A load for its caller alone is of no use to others.
-                let outage = begun.outage.filter(|_| self.leader.is_some());
+                let outage = begun.outage.filter(|_| !self.leader.is_alone());
                 self.asked.remember(&value, entry, begun, &lead, outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
@@ -321,13 +321,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Result<Made<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
         core.counters.loads.add();
-        let number = self.number();
         let produced = tokio::select! {
             biased;
-            produced = loader::run(core, work, lead.clone(), number) => {
+            produced = loader::run(core, work, lead.clone(), self.leader.id) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.0.head.get()) {
-                    self.land_head(head, lead, epoch);
+                    self.leader.land_head(Ok(head.clone()), epoch);
                 }
                 produced
             }
@@ -353,18 +352,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Err(_) => {
                 core.counters.failures.add();
                 // No more callers take the head of a value that will never be whole.
-                if let (Some(leader), Some(_)) = (&self.leader, lead.0.head.get()) {
-                    leader.close_head();
+                if lead.0.head.get().is_some() {
+                    self.leader.close_head();
                 }
             }
         }
         made
-    }
-
-    fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
-        if let Some(leader) = &self.leader {
-            leader.land_head(Ok(FlightResult::Head(head.clone(), lead.source())), epoch);
-        }
     }
 
     /// Lands the head when it is announced, and admits the callers that join later.
@@ -378,9 +371,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         epoch: Epoch,
     ) -> Infallible {
         let head = lead.0.head.wait().await;
-        self.land_head(head, lead, epoch);
-        let (Some(guard), Some(leader)) = (guard, &self.leader) else { return pending().await };
-        let asked = &self.asked;
+        let (asked, leader) = (&self.asked, &self.leader);
+        leader.land_head(Ok(head.clone()), epoch);
+        let Some(guard) = guard else { return pending().await };
         loop {
             leader.late_joiner().await;
             let (epoch, tagged) = (leader.begin_epoch(), lead.keeping().tagged.clone());
@@ -391,7 +384,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 // The end of a tag takes no lease away.
                 Ok(()) if !is_silent && !Box::pin(asked.core.are_current(&tagged)).await => break,
                 // Without an answer, they are served as all callers are without a lease.
-                Ok(()) | Err(_) => self.land_head(head, lead, epoch),
+                Ok(()) | Err(_) => leader.land_head(Ok(head.clone()), epoch),
             }
         }
         debug!("the lease is lost or a tag has ended, so no more callers are served this load");
@@ -403,7 +396,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn begin_load(&self) -> LoadBegun {
         let at = Instant::now();
-        LoadBegun { at, mark: self.core.mark(&self.name, at), outage: self.shard.breaker.outage() }
+        let mark = self.core.copies.as_ref().map(|copies| copies.order.mark(&self.name, at));
+        LoadBegun { at, mark, outage: self.shard.breaker.outage() }
     }
 
     /// Returns whether a failure that answers its caller counts as a failed load for the others.
@@ -452,7 +446,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let copies = self.core.copies.as_ref().zip(begun.mark);
         if let Some((outage, (copies, mark))) = outage.filter(lasts).zip(copies) {
             // It replaces the stored one.
-            let fence = lead.previous().map_or(0, |previous| previous.fence);
+            let fence = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
             let mut entry = entry.with_fence(fence);
             let size = self.core.take_payload(&mut entry).len();
             copies.note_loaded(mark, &self.key, outage, (entry, size), value.clone());
@@ -477,7 +471,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let Keeping { after_failure, after_common_failure, .. } = *lead.keeping();
         let wait = match after_failure.or_else(|| self.core.failures.policy(error)) {
             Some(rule) => rule.wait(failures, random),
-            None => match lead.previous().and_then(Previous::left_on_error) {
+            None => match lead.0.previous.as_ref().and_then(|it| it.left_on_error()) {
                 Some(left) => AfterFailure::BACK_OFF
                     .wait(failures, random)
                     .and_then(|wait| whole_millis(wait.min(left))),
@@ -493,7 +487,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let Some(BackOff { wait, failures }) = back_off.filter(|it| !it.wait.is_zero()) else {
             return error;
         };
-        if let Some(previous) = lead.previous() {
+        if let Some(previous) = &lead.0.previous {
             self.leave_alone(previous.fence, wait);
         }
         let (name, words) = (&self.name, "a load failed, and its key backs off");
@@ -520,7 +514,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let ended = Instant::now();
         let Self { asked, lead, guard, begun, .. } = &self;
         let AskedKey { core, key, shard, .. } = asked;
-        let (mark, tagged) = (core.mark(&asked.name, ended), lead.keeping().tagged.clone());
+        let mark = core.copies.as_ref().map(|copies| copies.order.mark(&asked.name, ended));
+        let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
         let is_value = entry.kind == EntryKind::Value;

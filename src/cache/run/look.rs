@@ -32,9 +32,13 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Asks the backend for the entry, unless a call for many keys has done so.
+    /// Asks the backend for the entry, unless the run needs none, or a call for many keys has done
+    /// so.
     pub(super) async fn look(&self, held: &mut Held<V>) -> Step<V> {
         let options = &self.asked.options;
+        if let RunStart::Unleased = self.start {
+            return Step::LoadUnleased;
+        }
         if let Some(seen) = options.batch.as_ref().and_then(|member| member.missed) {
             // If there is an entry by now, the claim returns it.
             return Step::Claim { seen };
@@ -44,7 +48,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             // In a box, which most looks do not need.
             Err(_) => Box::pin(self.turn()).await,
         };
-        let epoch = self.begin_epoch();
+        let epoch = self.leader.begin_epoch();
         match (self.asked.stored(&options.rules).await, self.start) {
             // The load needs a lease with a greater fence, whatever there is.
             (decision, RunStart::Supersede(seen)) => {
@@ -64,8 +68,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// caller may stop polling, and would block the queue for all. So does one while the breaker is
     /// open, because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.leader.as_ref()?.own_task().await;
         let shard = &self.asked.shard;
+        if !self.leader.own_task().await {
+            return None;
+        }
         shard.turns.acquire().await.ok().filter(|_| !shard.breaker.is_open())
     }
 
@@ -104,7 +110,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
         let outage = shard.breaker.outage().filter(|_| matches!(self.start, RunStart::Look));
-        let (epoch, rules) = (self.begin_epoch(), &self.asked.options.rules);
+        let (epoch, rules) = (self.leader.begin_epoch(), &self.asked.options.rules);
         match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
@@ -126,7 +132,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let settings = &core.settings;
         let name = self.asked.name.clone();
-        let mut claim = Claim::new(name, Mode::Exclusive, settings.lease, settings.fence_life());
+        let mut claim = Claim::new(name, Mode::Exclusive, settings.lease, core.fence_life);
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = !matches!(self.start, RunStart::Behind);
@@ -196,7 +202,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if !shard.breaker.admits_claim() {
             return Break(run.away(self.held));
         }
-        self.epoch = run.begin_epoch();
+        self.epoch = run.leader.begin_epoch();
         let answer = self.ask_backend().await;
         drop(turn);
         match answer {
@@ -252,7 +258,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             return Step::Land(end);
         }
         let _turn = self.run.turn().await;
-        let epoch = self.run.begin_epoch();
+        let epoch = self.run.leader.begin_epoch();
         let decision = self.run.asked.stored(&self.run.asked.options.rules).await;
         match self.run.decided(decision, epoch, self.held) {
             step @ Step::Land(..) => step,
@@ -313,7 +319,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             () = shard.breaker.opened() => return Break(run.away(self.held)),
         }
         let turn = run.turn().await;
-        self.epoch = run.begin_epoch();
+        self.epoch = run.leader.begin_epoch();
         let fetched = core.counted(core.store.get(name).await);
         drop(turn);
         match fetched {

@@ -49,16 +49,10 @@ struct AskedKey<V> {
     options: Arc<Options>,
 }
 
-/// Returns how a run ends. A codec may panic, too. That is an outcome like any other.
-async fn caught<V>(end: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
-    let end = AssertUnwindSafe(end).catch_unwind().await;
-    end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())))
-}
-
-/// One leader, on its way to an outcome. Or one caller that leads no flight, on its way to a load.
+/// One leader, on its way to an outcome.
 pub(super) struct Run<V> {
     asked: AskedKey<V>,
-    leader: Option<Leader<Outcome<V>>>,
+    leader: Leader<Outcome<V>>,
     start: RunStart,
     /// The span of the caller, which may not be the one to poll the run.
     caller: Span,
@@ -73,6 +67,8 @@ pub(super) enum RunStart {
     Supersede(u64),
     /// With an entry to refresh. The run does not wait for another process that has the lease.
     Behind,
+    /// With the load, without a lease. Nothing is stored, and a shutdown does not end it.
+    Unleased,
 }
 
 pub(super) struct FlightEnd<V> {
@@ -154,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         core: &Arc<Core<V>>,
         key: &Key,
         options: Arc<Options>,
-        leader: Option<Leader<Outcome<V>>>,
+        leader: Leader<Outcome<V>>,
         start: RunStart,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
@@ -163,33 +159,47 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(Self { asked, leader, start, caller: Span::current() })
     }
 
+    /// Creates a run for one caller, which leads no flight.
+    pub(super) fn alone(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        options: Arc<Options>,
+        start: RunStart,
+    ) -> Result<Self, Error> {
+        Self::new(core, key, options, Leader::alone(flight::current()), start)
+    }
+
     /// Runs to the end, and lands the flight.
     pub(super) async fn run(mut self, work: Work<V>) {
-        let end = caught(self.end(work)).await;
-        let leader = self.leader.as_mut();
-        if leader.is_some_and(|leader| leader.land(Some(end.outcome), end.epoch)) {
+        let end = self.end(work).await;
+        if self.leader.land(Some(end.outcome), end.epoch) {
             // In a box, which a flight without late joiners does not need.
             Box::pin(self.land_late(end.late)).await;
         }
     }
 
-    /// Runs to the end, for the one caller of a refresh.
+    /// Runs to the end, for one caller.
     pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
-        caught(self.end(work)).await.outcome
+        ended(&self.asked.core.counters, self.end(work).await.outcome, true)
     }
 
+    /// Returns how the run ends. A codec may panic, too. That is an outcome like any other.
     async fn end(&self, work: Work<V>) -> FlightEnd<V> {
-        let mut held = Held::NOTHING;
-        match self.look(&mut held).await {
-            Step::Land(mut end) => {
-                if let Some(previous) = end.refresh.take() {
-                    self.begin_refresh(work, previous);
+        let end = async {
+            let mut held = Held::NOTHING;
+            match self.look(&mut held).await {
+                Step::Land(mut end) => {
+                    if let Some(previous) = end.refresh.take() {
+                        self.begin_refresh(work, previous);
+                    }
+                    end
                 }
-                end
+                // In boxes of their own, so that the future of a hit stays small.
+                step => Box::pin(self.traced(Box::pin(self.beyond(step, held, work)))).await,
             }
-            // In boxes of their own, so that the future of a hit stays small.
-            step => Box::pin(self.traced(Box::pin(self.beyond(step, held, work)))).await,
-        }
+        };
+        let end = AssertUnwindSafe(end).catch_unwind().await;
+        end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())))
     }
 
     /// Awaits the rest of the run in a span that tells how it ends, and publishes how long it took.
@@ -214,9 +224,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs the steps that follow the look.
     async fn beyond(&self, mut step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
-        if let Some(leader) = &self.leader {
-            leader.own_task().await;
-        }
+        self.leader.own_task().await;
         // In boxes, which do not stay during the load, or are not needed by a process that waits
         // for another one.
         if let Step::Claim { seen } = step {
@@ -230,19 +238,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
         };
         self.or_fallback(end, &held)
-    }
-
-    /// Loads for one caller, without a flight and a lease. Nothing is stored.
-    pub(super) async fn load_for_caller(
-        core: &Arc<Core<V>>,
-        key: &Key,
-        options: Arc<Options>,
-        work: Work<V>,
-    ) -> Outcome<V> {
-        let run = Self::new(core, key, options, None, RunStart::Look)?;
-        let mut held = Held::NOTHING;
-        let end = caught(run.load_unleased(work, &mut held)).await;
-        ended(&core.counters, end.outcome, true)
     }
 
     /// Returns the end with the entry that is kept for this case, if a load has failed.
@@ -266,13 +261,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
     /// holds, and undoes what it may hold.
     async fn unless_cancelled(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
+        let is_leased = !matches!(self.start, RunStart::Unleased);
         let error = tokio::select! {
             biased;
             end = rest => return end,
-            () = self.told(Notice::Unwanted) => {
+            () = self.leader.told(Notice::Unwanted) => {
                 Error::new(ErrorKind::Cancelled, "no caller waited for the load any more")
             }
-            () = self.asked.core.abort.cancelled() => {
+            () = self.asked.core.abort.cancelled(), if is_leased => {
                 Error::new(ErrorKind::ShutDown, "the cache was shut down")
             }
         };
@@ -329,7 +325,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     fn behind(&self) -> Self {
         let (asked, caller) = (self.asked.clone(), Span::none());
-        Self { asked, leader: None, start: RunStart::Behind, caller }
+        Self { asked, leader: Leader::alone(None), start: RunStart::Behind, caller }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
@@ -380,8 +376,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
     /// answer, they get the value that was loaded, or join anew: the key may have a new flight.
     async fn land_late(&self, late: ForLate) {
-        let Some(leader) = &self.leader else { return };
-        let loaded = match leader.landed() {
+        let loaded = match self.leader.landed() {
             Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
                 Some(loaded.clone())
             }
@@ -390,7 +385,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let is_fresh = |it: &Loaded<V>| it.expires_in().is_some_and(|left| !left.is_zero());
         let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
         if late == ForLate::Degraded {
-            return leader.land_late(loaded.map(degraded));
+            return self.leader.land_late(loaded.map(degraded));
         }
         let outcome = match self.asked.stored(&self.asked.options.rules).await {
             Decision::Unanswered(_) => {
@@ -407,7 +402,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             decision => decision.value().map(FlightResult::Loaded).map(Ok),
         };
-        leader.land_late(outcome);
+        self.leader.land_late(outcome);
     }
 
     /// Waits for a permit to load in this process, or returns how the run ends without one. A load
@@ -418,7 +413,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let limit = if on_full == OnFull::Queue { options.wait_limit } else { Duration::ZERO };
         let permit = tokio::select! {
             biased;
-            () = self.told(Notice::NeededByLoader) => return Ok(None),
+            () = self.leader.told(Notice::NeededByLoader) => return Ok(None),
             permit = core.permit(options, limit) => permit,
         };
         permit.map(Some).ok_or_else(|| {
@@ -429,27 +424,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
             FlightEnd::failed(Error::new(ErrorKind::Overloaded, words))
         })
-    }
-
-    /// Returns the number of the flight or load. Loads that it asks for need no permit. A load for
-    /// a loader belongs to that one's flight.
-    fn number(&self) -> u64 {
-        match &self.leader {
-            Some(leader) => leader.id,
-            None => flight::current().unwrap_or_else(flight::next_id),
-        }
-    }
-
-    fn begin_epoch(&self) -> Epoch {
-        self.leader.as_ref().map_or(Epoch::END, Leader::begin_epoch)
-    }
-
-    async fn told(&self, notice: Notice) {
-        match &self.leader {
-            Some(leader) => leader.told(notice).await,
-            None if notice == Notice::NeededByLoader && flight::current().is_some() => {}
-            None => std::future::pending().await,
-        }
     }
 
     /// Reads the value that may be served in place of a load that is too slow for its caller.
