@@ -864,6 +864,19 @@ async fn loads_after_a_shutdown_are_limited() {
     assert_eq!((origin.asked(), origin.most()), (20, 4));
 }
 
+/// A load that begins later has a caller that has chosen to wait for it.
+#[tokio::test(start_paused = true)]
+async fn the_deadline_of_a_shutdown_is_for_loads_that_began_before() {
+    let cache: Cache<String> = Cache::new(MemoryBackend::new(), "bellwether").unwrap();
+    let origin = Origin::default();
+    let cut_off = ask(&cache, &origin, 10 * SECOND);
+    settle().await;
+    cache.shutdown(SECOND).await;
+    assert_eq!(cut_off.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    let later = ask(&cache, &origin, 10 * SECOND).await.unwrap().unwrap();
+    assert_eq!(later.source(), Source::Degraded);
+}
+
 /// A waiter for another process would sleep until the end of its lease. Other callers of its own
 /// process have found out meanwhile that no push can come any more.
 #[tokio::test(start_paused = true)]
