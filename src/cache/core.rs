@@ -172,7 +172,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         operation: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let backend = self.engine.backend().as_ref();
+        let backend = self.engine.backend.as_ref();
         self.counted(answered_by(backend, self.try_limit, operation).await)
     }
 

@@ -333,7 +333,7 @@ where
 
     /// Loads the ids that wait when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
-        let limit = self.core.engine.backend().time_limit().unwrap_or(DECISION_LIMIT);
+        let limit = self.core.engine.backend.time_limit().unwrap_or(DECISION_LIMIT);
         while all.undecided.load(Ordering::Acquire) > 0
             && timeout(limit, all.decided.notified()).await.is_ok()
         {}

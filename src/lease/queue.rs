@@ -66,7 +66,7 @@ impl Engine {
         acquisition: Box<Acquisition>,
         upkeep: Upkeep,
     ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
-        let name = acquisition.claim().name.clone();
+        let name = acquisition.release.claim.name.clone();
         match lock(&self.queues.0).entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();

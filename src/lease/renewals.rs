@@ -79,20 +79,20 @@ impl Renewals {
 impl Schedule {
     fn look_at(&mut self, at: Instant, lease: Arc<Lease>) {
         lock(&lease.times).timer = at;
-        self.held.insert((at, lease.claim().owner), lease);
+        self.held.insert((at, lease.release.claim.owner), lease);
     }
 
     /// Takes a lease out, if it is still held.
     fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let timer = lock(&lease.times).timer;
-        self.held.remove(&(timer, lease.claim().owner))
+        self.held.remove(&(timer, lease.release.claim.owner))
     }
 
     /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
     fn is_due(&mut self, lease: &Arc<Lease>, now: Instant) -> bool {
         self.remove(lease);
         if lease.is_lost() {
-            warn!(name = ?lease.claim().name, "lease lost: it could not be renewed in time");
+            warn!(name = ?lease.release.claim.name, "lease lost: it could not be renewed in time");
             lease.tell_lost();
             return false;
         }
@@ -182,7 +182,7 @@ impl Engine {
         drop(schedule);
         let mut shards = BTreeMap::<usize, Vec<_>>::new();
         for lease in due {
-            shards.entry(self.backend().shard(&lease.claim().name)).or_default().push(lease);
+            shards.entry(self.backend.shard(&lease.release.claim.name)).or_default().push(lease);
         }
         shards.values().flat_map(|due| due.chunks(RENEWAL_BATCH)).map(<[_]>::to_vec).collect()
     }
@@ -190,13 +190,13 @@ impl Engine {
     /// Renews a chunk of leases when its shard has few others under way.
     async fn renew(&self, chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
-        let shard = self.renewals.chunks.of(self.backend().shard(&first.claim().name));
+        let shard = self.renewals.chunks.of(self.backend.shard(&first.release.claim.name));
         let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
         let sent = Instant::now();
-        let claims: Vec<_> = chunk.iter().map(|lease| lease.claim().clone()).collect();
+        let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
         // It leaves time for a second try.
         let limit = claims.iter().map(|claim| claim.lease).min().unwrap_or_default() / 2;
-        let answer = in_time(limit, self.backend().renew(&claims)).await;
+        let answer = in_time(limit, self.backend.renew(&claims)).await;
         self.renewed(&chunk, sent, &answer);
     }
 
@@ -229,7 +229,7 @@ impl Engine {
                     schedule.look_at(lease.next_look(sent), lease);
                 }
                 Renewal::NotHeld => {
-                    warn!(name = ?lease.claim().name, "lease lost: the server no longer has it");
+                    warn!(name = ?lease.release.claim.name, "lease lost: the server no longer has it");
                     lease.tell_lost();
                 }
                 Renewal::Unknown => {
@@ -251,7 +251,7 @@ struct RenewalTask {
 impl RenewalTask {
     async fn run(mut self) {
         let engine = self.engine.clone();
-        let mut connections = engine.backend().new_connections();
+        let mut connections = engine.backend.new_connections();
         let mut renewals = FuturesUnordered::new();
         loop {
             renewals.extend(engine.due().into_iter().map(|chunk| engine.renew(chunk)));

@@ -179,7 +179,7 @@ impl Permits {
     /// had ended or was released.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim_of(id)?;
-        let renewed = self.space.engine.backend().renew(&[claim]).await?;
+        let renewed = self.space.engine.backend.renew(&[claim]).await?;
         if renewed.first() == Some(&Renewal::Held) {
             return Ok(());
         }
