@@ -92,7 +92,7 @@ struct ByWeight;
 
 impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     fn weight(&self, key: &Key, row: &Arc<LocalRow<V>>) -> u64 {
-        (ROW + key.as_str().len() + row.weight) as u64
+        (ROW + key.text.len() + row.weight) as u64
     }
 }
 
@@ -277,7 +277,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     /// Keeps a row in place of the last one, if it is not too heavy and nothing newer has come.
     /// Returns whether it was kept.
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) -> bool {
-        ROW + key.as_str().len() + row.weight <= self.heaviest
+        ROW + key.text.len() + row.weight <= self.heaviest
             && self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)))
     }
 }

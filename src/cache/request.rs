@@ -183,7 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, options } = self;
-        if let Some(loaded) = core.local(key.as_str(), &options) {
+        if let Some(loaded) = core.local(&key.text, &options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
@@ -230,7 +230,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, mut options } = self;
         let mut work = Some(work);
         async move {
-            if let Some(loaded) = core.local(key.as_str(), &options) {
+            if let Some(loaded) = core.local(&key.text, &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let Options { sharing, rules, .. } = &*options;

@@ -196,14 +196,15 @@ impl Acquisition {
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
+        let claim = &self.release.claim;
         let outcome_unknown = match self.state {
             AcquisitionState::Idle => return,
-            AcquisitionState::Waiting(_) if !self.release.claim.waits => return,
+            AcquisitionState::Waiting(_) if !claim.waits => return,
             AcquisitionState::Waiting(_) | AcquisitionState::Granted => false,
             AcquisitionState::Unknown => true,
         };
         if outcome_unknown {
-            debug!(name = ?self.release.claim.name, "an acquisition with an unknown outcome is undone");
+            debug!(name = ?claim.name, "an acquisition with an unknown outcome is undone");
         }
         self.release.undo(outcome_unknown);
     }

@@ -229,7 +229,8 @@ impl Engine {
                     schedule.look_at(lease.next_look(sent), lease);
                 }
                 Renewal::NotHeld => {
-                    warn!(name = ?lease.release.claim.name, "lease lost: the server no longer has it");
+                    let name = &lease.release.claim.name;
+                    warn!(?name, "lease lost: the server no longer has it");
                     lease.tell_lost();
                 }
                 Renewal::Unknown => {

@@ -254,7 +254,7 @@ impl<Kind> Lock<Kind> {
             RenewalPace::Every(interval) => Some(interval),
             RenewalPace::Never => None,
         };
-        let (name, lease) = (self.key.as_str(), self.lease);
+        let (name, lease) = (&self.key.text, self.lease);
         ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
         })?;

@@ -183,7 +183,7 @@ impl Permits {
         if renewed.first() == Some(&Renewal::Held) {
             return Ok(());
         }
-        let why = format!("the permit of {:?} has ended or was released", self.key.as_str());
+        let why = format!("the permit of {:?} has ended or was released", &self.key.text);
         Err(Error::new(ErrorKind::Lost, why))
     }
 

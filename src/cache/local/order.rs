@@ -77,7 +77,7 @@ impl Order {
         // Before anything else is looked at.
         let generation = self.generation.load(Ordering::Acquire);
         let ended = self.tags.greatest.load(Ordering::Acquire);
-        let at = stripe_of(name.prefix());
+        let at = stripe_of(&name.prefix);
         let stripe = self.stripe(at);
         let is_heard = stripe.heard_in == Some(generation);
         Fill { stripe: at, changes: stripe.changes, generation, asked: now, ended, is_heard }
@@ -125,7 +125,7 @@ impl Order {
 
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
-        let mut stripe = self.stripe(stripe_of(name.prefix()));
+        let mut stripe = self.stripe(stripe_of(&name.prefix));
         stripe.changes += 1;
         stripe.last_act = stripe.changes;
         remove();
@@ -190,7 +190,7 @@ pub(in crate::cache) struct WatchedOrder {
 impl WatchedOrder {
     /// Tells of an act of this process.
     pub(in crate::cache) fn acted(&self, key: &Key, name: &Name) {
-        self.order.forget(name, || self.tell(Some(key.as_str())));
+        self.order.forget(name, || self.tell(Some(&key.text)));
     }
 
     fn tell(&self, key: Option<&str>) {
