@@ -139,21 +139,6 @@ impl Lease {
         Err(self.lost_error())
     }
 
-    pub(super) fn new(
-        engine: &Arc<Engine>,
-        release: Release,
-        granted: Granted,
-        slot: Option<Slot>,
-    ) -> Self {
-        let Granted { upkeep, since, until, .. } = granted;
-        let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(release.claim.lease)));
-        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
-        let slot = slot.filter(|_| upkeep.renew_every.is_some());
-        let (engine, times, slot) = (engine.clone(), Mutex::new(times), Mutex::new(slot));
-        Self { engine, release, granted, ends, lost: SetOnce::new(), times, slot }
-    }
-
     pub(crate) fn lost_error(&self) -> Error {
         Error::lost(&self.release.claim.name.key())
     }
@@ -166,11 +151,16 @@ impl Lease {
         drop(slot);
     }
 
-    /// Extends the lease, which a request sent at `sent` renewed.
-    pub(super) fn renewed(&self, sent: Instant) {
+    /// Extends the lease, which a request sent at `sent` granted or renewed. Returns when to look at
+    /// it next.
+    pub(super) fn extend(&self, sent: Instant) -> Instant {
         let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);
+        match self.granted.upkeep.renew_every {
+            Some(every) if after(sent, every) < self.ends => times.deadline.min(after(sent, every)),
+            _ => times.deadline,
+        }
     }
 
     /// When to try a renewal again that has failed. A lease that was handed over has less than its
@@ -179,15 +169,6 @@ impl Lease {
         let (deadline, now) = (lock(&self.times).deadline, Instant::now());
         let pause = (self.release.claim.lease / 20).min((deadline - now) / 8).max(RETRY);
         deadline.min(now + pause)
-    }
-
-    /// When to look at the lease next, after a renewal that began at `sent`.
-    pub(super) fn next_look(&self, sent: Instant) -> Instant {
-        let deadline = lock(&self.times).deadline;
-        match self.granted.upkeep.renew_every {
-            Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
-            _ => deadline,
-        }
     }
 }
 

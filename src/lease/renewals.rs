@@ -21,18 +21,19 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, Semaphore},
+    sync::{Notify, Semaphore, SetOnce},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
 
-use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, queue::Slot};
+use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, Upkeep, queue::Slot, record::Times};
 use crate::{
     backend::{Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
     observe::Rarely,
     shards::Shards,
     sync::lock,
+    time::after,
 };
 
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
@@ -140,11 +141,17 @@ impl Engine {
         granted: Granted,
         slot: Option<Slot>,
     ) -> LeaseGuard {
-        let Granted { since, until, .. } = granted;
-        let lease = Arc::new(Lease::new(self, acquisition.settle(), granted, slot));
+        let Granted { upkeep: Upkeep { renew_every, max_hold }, since, until, .. } = granted;
+        let (ends, deadline) = (after(since, max_hold), until.unwrap_or(since));
+        let times = Mutex::new(Times { deadline, timer: since, renewing: false });
+        let slot = Mutex::new(slot.filter(|_| renew_every.is_some()));
+        let (engine, release, lost) = (self.clone(), acquisition.settle(), SetOnce::new());
+        let lease = Arc::new(Lease { engine, release, granted, ends, lost, times, slot });
         self.counters.acquired.add();
-        let look = lease.next_look(since);
-        let look = if until.is_some() { look.min(since + SOON) } else { look };
+        let look = match until {
+            None => lease.extend(since),
+            Some(until) => until.min(since + renew_every.map_or(SOON, |every| every.min(SOON))),
+        };
         let mut schedule = lock(&self.renewals.schedule);
         schedule.look_at(look, lease.clone());
         match schedule.looks {
@@ -225,8 +232,7 @@ impl Engine {
             match renewal {
                 Renewal::Held => {
                     self.counters.renewed.add();
-                    lease.renewed(sent);
-                    schedule.look_at(lease.next_look(sent), lease);
+                    schedule.look_at(lease.extend(sent), lease);
                 }
                 Renewal::NotHeld => {
                     let name = &lease.release.claim.name;
