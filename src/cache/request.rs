@@ -379,18 +379,17 @@ fn wait<V: Clone + Send + Sync + 'static>(
         return Either::Left(follower.wait(takes_heads));
     }
     // In a box, which most callers do not need.
-    let waited = async move {
-        match patience {
-            None => follower.wait(takes_heads).await,
-            Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
-        }
-    };
-    let ends = |waited: &Option<Outcome<V>>, span: &Span| {
-        if let Some(outcome) = waited {
-            spans::ended(span, result(outcome, false), outcome.as_ref().err());
-        }
-    };
-    Either::Right(Box::pin(spans::within(span, waited, ends)))
+    Either::Right(Box::pin(async move {
+        let waiting = async {
+            match patience {
+                None => follower.wait(takes_heads).await,
+                Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
+            }
+        };
+        let outcome = waiting.instrument(span.clone()).await?;
+        spans::ended(&span, result(&outcome, false), outcome.as_ref().err());
+        Some(outcome)
+    }))
 }
 
 /// Waits for a flight, and after the limit reads the stored value, if one may be served.

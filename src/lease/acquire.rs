@@ -68,20 +68,18 @@ impl Engine {
     /// When the future is dropped or no longer polled, leases that it may have acquired are
     /// released in a task.
     pub(crate) async fn acquire(self: &Arc<Self>, what: &Key, terms: AcquireTerms) -> Leased {
-        let begun = Instant::now();
-        let acquiring = self.attended(begun, Arc::new(terms));
-        spans::within(spans::lock(what), acquiring, |outcome, span| {
-            let error = outcome.as_ref().err();
-            let result = if error.is_none() { "acquired" } else { "error" };
-            spans::ended(span, result, error);
-            self.meter.ended("bellwether_lock_wait_seconds", begun, result);
-            match error.map(Error::kind) {
-                None => {}
-                Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
-                Some(_) => self.counters.failed.add(),
-            }
-        })
-        .await
+        let (begun, span) = (Instant::now(), spans::lock(what));
+        let outcome = self.attended(begun, Arc::new(terms)).instrument(span.clone()).await;
+        let error = outcome.as_ref().err();
+        let result = if error.is_none() { "acquired" } else { "error" };
+        spans::ended(&span, result, error);
+        self.meter.ended("bellwether_lock_wait_seconds", begun, result);
+        match error.map(Error::kind) {
+            None => {}
+            Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
+            Some(_) => self.counters.failed.add(),
+        }
+        outcome
     }
 
     /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
