@@ -18,7 +18,7 @@ use super::{
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
-    local::{Fill, LocalStore},
+    local::Fill,
     outcome::Record,
     settings::Options,
 };
@@ -87,11 +87,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it.
+    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it, unless no
+    /// entry here has windows: then none would be of use.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let begin = |copies: &Arc<LocalStore<V>>| copies.begin(&*self.store, name, Instant::now());
-        let asked = self.copies.as_ref().map(begin);
         let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
+        let copies = self.copies.as_ref().filter(|it| aged || it.has_rows.load(Ordering::Relaxed));
+        let asked = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
         let mut answer = self.store.read(name, aged).await;
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
@@ -104,10 +105,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         names: &'a [Name],
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
-        let (now, copies) = (Instant::now(), self.copies.as_ref());
+        let (now, aged) = (Instant::now(), rules.aged || self.asks_age.load(Ordering::Relaxed));
+        let copies = self.copies.as_ref().filter(|it| aged || it.has_rows.load(Ordering::Relaxed));
         let begin = |name| copies.map(|copies| copies.begin(&*self.store, name, now));
         let asked: Vec<_> = names.iter().map(begin).collect();
-        let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
         let mut answers = match self.store.get_many(names, aged).await {
             Ok(answers) => answers,
             Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
