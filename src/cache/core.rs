@@ -194,9 +194,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
-    pub(super) fn committed_local(&self, name: &Name, fence: u64) {
+    pub(super) fn committed_local(&self, key: &Key, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
-            copies.drop_older(&name.prefix, fence);
+            copies.drop_older(&key.text, &name.prefix, fence);
         }
         self.watches.each(|watch| watch.changed(&name.prefix, fence));
     }

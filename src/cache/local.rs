@@ -310,10 +310,11 @@ impl<V> LocalStore<V> {
         self.counters.local_untrusted_seconds.add(untrusted);
     }
 
-    /// Lets go of the copy of an entry from before this fence. Returns whether there was one.
-    pub(super) fn drop_older(&self, prefix: &str, fence: u64) -> bool {
+    /// Lets go of the copy of an entry from before this fence. Returns whether there was one. The
+    /// prefix is that of the name of the key.
+    pub(super) fn drop_older(&self, key: &str, prefix: &str, fence: u64) -> bool {
         let mut is_dropped = false;
-        self.order.changed(prefix, fence, |key| {
+        self.order.changed(prefix, fence, || {
             is_dropped = self.rows.remove_if(key, |row| row.entry.fence < fence).is_some();
         });
         is_dropped
@@ -373,7 +374,8 @@ impl<V: Send + Sync + 'static> Tap for LocalStore<V> {
         if let Some(tag) = self.order.tag_of(prefix) {
             return self.order.tags.note(&tag, fence);
         }
-        if self.drop_older(prefix, fence) {
+        let Some(key) = self.order.key_of(prefix) else { return };
+        if self.drop_older(&key, prefix, fence) {
             self.counters.local_dropped.add();
         }
     }

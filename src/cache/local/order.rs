@@ -109,6 +109,11 @@ impl Order {
         prefix.strip_prefix(&*self.scope_of_tags).and_then(key_of)
     }
 
+    /// Returns the key that a change with this prefix is about.
+    pub(super) fn key_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
+        prefix.strip_prefix(&*self.scope).and_then(key_of)
+    }
+
     /// Keeps the answer to a question, unless something has come in between that is newer than its
     /// fence. Returns whether it was kept.
     pub(in crate::cache) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
@@ -131,13 +136,12 @@ impl Order {
         remove();
     }
 
-    /// Notes a change of the name with this prefix, and removes what is kept of its key.
-    pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
-        let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
+    /// Notes a change of the name with this prefix, and removes what is kept of it.
+    pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce()) {
         let mut stripe = self.stripe(stripe_of(prefix));
         stripe.changes += 1;
         stripe.greatest = stripe.greatest.max(fence);
-        remove(&key);
+        remove();
     }
 
     pub(super) fn lost(&self) {
@@ -206,7 +210,9 @@ impl Tap for WatchedOrder {
         if self.order.tag_of(prefix).is_some() {
             return self.lost();
         }
-        self.order.changed(prefix, fence, |key| self.tell(Some(key)));
+        if let Some(key) = self.order.key_of(prefix) {
+            self.order.changed(prefix, fence, || self.tell(Some(&key)));
+        }
     }
 
     fn lost(&self) {

@@ -602,7 +602,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         self.guard.closing();
-        let (AskedKey { core, shard, name, .. }, fence) = (&self.asked, self.guard.granted.fence);
+        let AskedKey { core, key, shard, name, .. } = &self.asked;
+        let fence = self.guard.granted.fence;
         let backend = core.engine.backend.as_ref();
         let commit = async |limit| {
             let committed = core.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
@@ -617,7 +618,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 () = shard.breaker.opened() => Err(silence()),
             };
         }
-        core.committed_local(name, fence);
+        core.committed_local(key, name, fence);
         if let Ok(committed) = &answer {
             let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
             shard.breaker.answered(is_made, &core.counters);
