@@ -15,24 +15,26 @@ use crate::error::{Error, ErrorKind};
 /// locks, and defaults to 512 bytes. No character has a special meaning. Braces are escaped before
 /// they reach Redis, so a key cannot choose its slot in a cluster.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
+pub struct Key {
+    pub(crate) text: Arc<str>,
+}
 
 impl Key {
     /// Returns the text of the key.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
 impl From<&str> for Key {
     fn from(text: &str) -> Self {
-        Self(text.into())
+        Self { text: text.into() }
     }
 }
 
 impl From<String> for Key {
     fn from(text: String) -> Self {
-        Self(text.into())
+        Self { text: text.into() }
     }
 }
 
@@ -44,7 +46,7 @@ impl From<&String> for Key {
 
 impl From<Arc<str>> for Key {
     fn from(text: Arc<str>) -> Self {
-        Self(text)
+        Self { text }
     }
 }
 
@@ -57,13 +59,13 @@ impl From<&Key> for Key {
 /// Both are equal, ordered and hashed alike.
 impl Borrow<str> for Key {
     fn borrow(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
 impl AsRef<str> for Key {
     fn as_ref(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
@@ -110,7 +112,7 @@ macro_rules! from_integer {
     ($($integer:ty),*) => {$(
         impl From<$integer> for Key {
             fn from(number: $integer) -> Self {
-                Self(number.to_string().into())
+                Self { text: number.to_string().into() }
             }
         }
 
@@ -122,13 +124,13 @@ from_integer!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
+        fmt::Debug::fmt(&self.text, f)
     }
 }
 
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -187,9 +189,10 @@ pub enum Family {
 #[doc(hidden)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
-    prefix: Arc<str>,
+    pub(crate) prefix: Arc<str>,
+    /// The [schema](crate::cache::Builder::schema) of the entries under this name.
     pub(crate) schema: u16,
-    family: Family,
+    pub(crate) family: Family,
 }
 
 impl Name {
@@ -204,10 +207,10 @@ impl Name {
         key: &Key,
         limit: usize,
     ) -> Result<Self, Error> {
-        if !(1..=limit).contains(&key.0.len()) {
+        if !(1..=limit).contains(&key.text.len()) {
             return Err(unfit(family, key, limit));
         }
-        Ok(Self { prefix: prefix(&namespace.0, family, &key.0).into(), schema: 0, family })
+        Ok(Self { prefix: prefix(&namespace.0, family, &key.text).into(), schema: 0, family })
     }
 
     /// Returns the name with this prefix, if it is one of this namespace and family.
@@ -253,16 +256,6 @@ impl Name {
         key_of(rest).unwrap_or_default()
     }
 
-    /// Returns the kind of thing that has this name.
-    pub fn family(&self) -> Family {
-        self.family
-    }
-
-    /// Returns the schema of the entries under this name. Defaults to 0.
-    pub fn schema(&self) -> u16 {
-        self.schema
-    }
-
     /// Returns the Redis key of this name with a suffix.
     pub fn suffixed(&self, suffix: &str) -> String {
         [&*self.prefix, suffix].concat()
@@ -288,7 +281,7 @@ fn unfit(family: Family, key: &Key, limit: usize) -> Error {
         Family::Cache | Family::Tags => ("key", "max_key"),
         Family::Lock | Family::Redlock => ("name", "max_name"),
     };
-    let wrong = match key.0.len() {
+    let wrong = match key.text.len() {
         0 => "is empty; give at least 1 byte".to_owned(),
         length => format!("has {length} bytes; shorten it, or raise `{setting}` of {limit}"),
     };

@@ -3,8 +3,7 @@
 //! Each begins where a caller begins to wait, so a hit has none. `result` has the words of the
 //! metrics.
 
-use futures_util::FutureExt;
-use tracing::{Instrument, Span, debug_span, field};
+use tracing::{Span, debug_span, field};
 
 use crate::{error::Error, key::Key};
 
@@ -30,15 +29,6 @@ pub(crate) fn refresh_behind(key: &Key) -> Span {
 /// Begins the span of an acquisition.
 pub(crate) fn lock(name: &Key) -> Span {
     debug_span!("lock", %name, result = field::Empty, "error.type" = field::Empty)
-}
-
-/// Awaits something in a span, which is told how it ended.
-pub(crate) fn within<T>(
-    span: Span,
-    wait: impl Future<Output = T>,
-    tell: impl FnOnce(&T, &Span),
-) -> impl Future<Output = T> {
-    wait.instrument(span.clone()).inspect(move |ended| tell(ended, &span))
 }
 
 /// Notes how a span has ended.

@@ -153,7 +153,7 @@ impl Claim {
     /// queue.
     pub(super) fn wakes_all(&self) -> bool {
         let is_mutex = SemaphoreKind::from(self.mode) == SemaphoreKind::Mutex;
-        is_mutex && matches!(self.name.family(), Family::Cache | Family::Redlock)
+        is_mutex && matches!(self.name.family, Family::Cache | Family::Redlock)
     }
 }
 

@@ -59,7 +59,7 @@ impl Activity {
         let mut keys: Vec<_> = lock(&self.sampled).drain().collect();
         keys.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
         keys.truncate(ANSWERED);
-        keys.into_iter().map(|(key, count)| (key.as_str().to_owned(), count * SAMPLED)).collect()
+        keys.into_iter().map(|(key, count)| (key.text.to_string(), count * SAMPLED)).collect()
     }
 }
 

@@ -227,7 +227,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let tags = Arc::new(Tags::new(&settings));
         let (counters, begun) = (Arc::<Counters>::default(), TaskTracker::new());
         let core = Core {
-            try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
+            try_limit: try_limit(settings.retry.as_ref(), engine.backend.as_ref()),
             fence_life: settings.lease * 2 + Duration::from_secs(5),
             engine,
             copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),

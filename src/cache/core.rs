@@ -172,7 +172,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         &self,
         operation: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let backend = self.engine.backend().as_ref();
+        let backend = self.engine.backend.as_ref();
         self.counted(answered_by(backend, self.try_limit, operation).await)
     }
 
@@ -194,11 +194,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
-    pub(super) fn committed_local(&self, name: &Name, fence: u64) {
+    pub(super) fn committed_local(&self, key: &Key, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
-            copies.drop_older(name.prefix(), fence);
+            copies.drop_older(&key.text, &name.prefix, fence);
         }
-        self.watches.each(|watch| watch.changed(name.prefix(), fence));
+        self.watches.each(|watch| watch.changed(&name.prefix, fence));
     }
 
     /// Returns the windows of a value with these options, that its loader wants to be kept so. A

@@ -67,7 +67,7 @@ impl<V> Lead<V> {
     /// Returns `None` if the load runs without a lease.
     /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        self.0.lease.as_ref().map(|lease| lease.fence())
+        self.0.lease.as_ref().map(|lease| lease.granted.fence)
     }
 
     /// Completes when the lease is lost. Another process may then load, and this value is most

@@ -97,7 +97,7 @@ struct ByWeight;
 
 impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     fn weight(&self, key: &Key, row: &Arc<LocalRow<V>>) -> u64 {
-        (ROW + key.as_str().len() + row.weight) as u64
+        (ROW + key.text.len() + row.weight) as u64
     }
 }
 
@@ -284,7 +284,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     /// Returns whether it was kept.
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) -> bool {
         self.has_rows.store(true, Ordering::Relaxed);
-        ROW + key.as_str().len() + row.weight <= self.heaviest
+        ROW + key.text.len() + row.weight <= self.heaviest
             && self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)))
     }
 }
@@ -310,10 +310,11 @@ impl<V> LocalStore<V> {
         self.counters.local_untrusted_seconds.add(untrusted);
     }
 
-    /// Lets go of the copy of an entry from before this fence. Returns whether there was one.
-    pub(super) fn drop_older(&self, prefix: &str, fence: u64) -> bool {
+    /// Lets go of the copy of an entry from before this fence. Returns whether there was one. The
+    /// prefix is that of the name of the key.
+    pub(super) fn drop_older(&self, key: &str, prefix: &str, fence: u64) -> bool {
         let mut is_dropped = false;
-        self.order.changed(prefix, fence, |key| {
+        self.order.changed(prefix, fence, || {
             is_dropped = self.rows.remove_if(key, |row| row.entry.fence < fence).is_some();
         });
         is_dropped
@@ -373,7 +374,8 @@ impl<V: Send + Sync + 'static> Tap for LocalStore<V> {
         if let Some(tag) = self.order.tag_of(prefix) {
             return self.order.tags.note(&tag, fence);
         }
-        if self.drop_older(prefix, fence) {
+        let Some(key) = self.order.key_of(prefix) else { return };
+        if self.drop_older(&key, prefix, fence) {
             self.counters.local_dropped.add();
         }
     }

@@ -213,7 +213,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let (mut places, mut asked, mut names) =
             (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
-            if let Some(copy) = core.local(key.as_str(), options) {
+            if let Some(copy) = core.local(&key.text, options) {
                 *answer = Some(Decision::Served(copy, None));
             } else if let Ok(name) = core.name(key)
                 && !core.shards.of(core.store.shard(&name)).breaker.is_troubled()
@@ -333,7 +333,7 @@ where
 
     /// Loads the ids that wait when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
-        let limit = self.core.engine.backend().time_limit().unwrap_or(DECISION_LIMIT);
+        let limit = self.core.engine.backend.time_limit().unwrap_or(DECISION_LIMIT);
         while all.undecided.load(Ordering::Acquire) > 0
             && timeout(limit, all.decided.notified()).await.is_ok()
         {}

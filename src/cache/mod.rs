@@ -210,7 +210,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let key = key.into();
         self.core.activity.note(&key);
         let options = &self.core.settings.options;
-        if let Some(copy) = self.core.local(key.as_str(), options) {
+        if let Some(copy) = self.core.local(&key.text, options) {
             return Ok(Some(copy.value));
         }
         let name = self.core.name(&key)?;

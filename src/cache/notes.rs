@@ -132,6 +132,6 @@ impl Invalidations {
     }
 
     fn of(&self, key: &Key) -> &AtomicU64 {
-        &self.0[stripe_of(key.as_str()) % self.0.len()]
+        &self.0[stripe_of(&key.text) % self.0.len()]
     }
 }

@@ -183,7 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, options } = self;
-        if let Some(loaded) = core.local(key.as_str(), &options) {
+        if let Some(loaded) = core.local(&key.text, &options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
@@ -230,7 +230,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, mut options } = self;
         let mut work = Some(work);
         async move {
-            if let Some(loaded) = core.local(key.as_str(), &options) {
+            if let Some(loaded) = core.local(&key.text, &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let Options { sharing, rules, .. } = &*options;
@@ -379,18 +379,17 @@ fn wait<V: Clone + Send + Sync + 'static>(
         return Either::Left(follower.wait(takes_heads));
     }
     // In a box, which most callers do not need.
-    let waited = async move {
-        match patience {
-            None => follower.wait(takes_heads).await,
-            Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
-        }
-    };
-    let ends = |waited: &Option<Outcome<V>>, span: &Span| {
-        if let Some(outcome) = waited {
-            spans::ended(span, result(outcome, false), outcome.as_ref().err());
-        }
-    };
-    Either::Right(Box::pin(spans::within(span, waited, ends)))
+    Either::Right(Box::pin(async move {
+        let waiting = async {
+            match patience {
+                None => follower.wait(takes_heads).await,
+                Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
+            }
+        };
+        let outcome = waiting.instrument(span.clone()).await?;
+        spans::ended(&span, result(&outcome, false), outcome.as_ref().err());
+        Some(outcome)
+    }))
 }
 
 /// Waits for a flight, and after the limit reads the stored value, if one may be served.

@@ -68,20 +68,18 @@ impl Engine {
     /// When the future is dropped or no longer polled, leases that it may have acquired are
     /// released in a task.
     pub(crate) async fn acquire(self: &Arc<Self>, what: &Key, terms: AcquireTerms) -> Leased {
-        let begun = Instant::now();
-        let acquiring = self.attended(begun, Arc::new(terms));
-        spans::within(spans::lock(what), acquiring, |outcome, span| {
-            let error = outcome.as_ref().err();
-            let result = if error.is_none() { "acquired" } else { "error" };
-            spans::ended(span, result, error);
-            self.meter.ended("bellwether_lock_wait_seconds", begun, result);
-            match error.map(Error::kind) {
-                None => {}
-                Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
-                Some(_) => self.counters.failed.add(),
-            }
-        })
-        .await
+        let (begun, span) = (Instant::now(), spans::lock(what));
+        let outcome = self.attended(begun, Arc::new(terms)).instrument(span.clone()).await;
+        let error = outcome.as_ref().err();
+        let result = if error.is_none() { "acquired" } else { "error" };
+        spans::ended(&span, result, error);
+        self.meter.ended("bellwether_lock_wait_seconds", begun, result);
+        match error.map(Error::kind) {
+            None => {}
+            Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
+            Some(_) => self.counters.failed.add(),
+        }
+        outcome
     }
 
     /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
@@ -205,7 +203,7 @@ struct Contender<'a> {
 impl Contender<'_> {
     /// Asks until the lease is granted or handed over.
     async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<LeaseGuard, Error> {
-        let try_limit = try_limit(waiting.strategy, self.engine.backend().as_ref());
+        let try_limit = try_limit(waiting.strategy, self.engine.backend.as_ref());
         loop {
             let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -230,7 +228,7 @@ impl Contender<'_> {
                     }
                 }
                 Woken::TimeUp => {
-                    let why = || waiting.not_acquired(self.acquisition.claim());
+                    let why = || waiting.not_acquired(&self.acquisition.release.claim);
                     return Err(failure.map_or_else(why, Error::from));
                 }
             }
@@ -243,7 +241,7 @@ impl Contender<'_> {
         limit: Duration,
         left: Duration,
     ) -> Result<(Claimed, Instant), BackendError> {
-        let shard = self.engine.backend().shard(&self.acquisition.claim().name);
+        let shard = self.engine.backend.shard(&self.acquisition.release.claim.name);
         let turns = self.engine.turns.of(shard);
         let turn = turns.get_or_init(|| Semaphore::new(TURNS)).acquire();
         let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turn).await;
@@ -257,7 +255,7 @@ impl Contender<'_> {
         // A lease that is never renewed asks, so that it does not begin with the short time.
         self.upkeep.renew_every?;
         let until = self.acquisition.trusts(handover)?;
-        let is_fenced = self.acquisition.claim().mode.is_fenced();
+        let is_fenced = self.acquisition.release.claim.mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
         Some(self.hold(fence, Instant::now(), Some(until)))
     }
@@ -275,7 +273,7 @@ impl Contender<'_> {
     /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be
     /// granted late. A permit leaves with its id, and no guard would undo that.
     fn restart_after(&mut self, error: &BackendError) {
-        let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
+        let is_permit = matches!(self.acquisition.release.claim.mode, Mode::Permit { .. });
         let has_id = is_permit && self.upkeep.renew_every.is_none();
         let is_late = has_id && error.kind() == BackendErrorKind::Unknown;
         if is_late || error.kind() == BackendErrorKind::Unreplicated {

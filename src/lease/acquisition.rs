@@ -34,7 +34,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// ends, counted from the time at which the queue entry was taken. This side counts from a time
 /// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
-    release: Release,
+    pub(crate) release: Release,
     state: AcquisitionState,
     /// A time before the first request.
     since: Option<Instant>,
@@ -79,10 +79,6 @@ impl Acquisition {
         let (release, state) = (Release::new(janitor, claim), AcquisitionState::Idle);
         let (since, met, changes, place) = Default::default();
         Self { release, state, since, met, changes, place }
-    }
-
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.release.claim
     }
 
     /// Sends one request. Returns the answer and a time before it was sent. A waiter
@@ -200,14 +196,15 @@ impl Acquisition {
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
+        let claim = &self.release.claim;
         let outcome_unknown = match self.state {
             AcquisitionState::Idle => return,
-            AcquisitionState::Waiting(_) if !self.claim().waits => return,
+            AcquisitionState::Waiting(_) if !claim.waits => return,
             AcquisitionState::Waiting(_) | AcquisitionState::Granted => false,
             AcquisitionState::Unknown => true,
         };
         if outcome_unknown {
-            debug!(name = ?self.claim().name, "an acquisition with an unknown outcome is undone");
+            debug!(name = ?claim.name, "an acquisition with an unknown outcome is undone");
         }
         self.release.undo(outcome_unknown);
     }

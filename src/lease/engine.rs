@@ -20,6 +20,7 @@ use crate::{
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
+    pub(crate) backend: Arc<dyn Leases>,
     pub(super) counters: LockCounters,
     pub(crate) janitor: Arc<Janitor>,
     pub(super) renewals: Renewals,
@@ -36,12 +37,18 @@ impl Engine {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let (counters, renewals, keeper, queues) = Default::default();
         let (turns, outlasted, meter) = Default::default();
-        let janitor = Janitor::new(backend);
-        Arc::new(Self { counters, janitor, renewals, keeper, queues, turns, outlasted, meter })
-    }
-
-    pub(crate) fn backend(&self) -> &Arc<dyn Leases> {
-        &self.janitor.backend
+        let janitor = Janitor::new(backend.clone());
+        Arc::new(Self {
+            backend,
+            counters,
+            janitor,
+            renewals,
+            keeper,
+            queues,
+            turns,
+            outlasted,
+            meter,
+        })
     }
 
     /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
@@ -49,12 +56,12 @@ impl Engine {
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
         let mut pauses = Pauses::default();
         for _ in 0..2 {
-            if let Ok(marked) = self.backend().mark(claim, tick).await {
+            if let Ok(marked) = self.backend.mark(claim, tick).await {
                 return Ok(marked);
             }
             sleep(pauses.next()).await;
         }
-        Ok(self.backend().mark(claim, tick).await?)
+        Ok(self.backend.mark(claim, tick).await?)
     }
 
     pub(crate) fn stats(&self) -> LockStats {
@@ -72,6 +79,6 @@ impl Engine {
         let end = after(Instant::now(), limit);
         self.janitor.shutdown(limit).await;
         // Last, since the releases start more of it.
-        self.backend().settle(end.saturating_duration_since(Instant::now())).await;
+        self.backend.settle(end.saturating_duration_since(Instant::now())).await;
     }
 }

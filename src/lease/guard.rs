@@ -43,7 +43,7 @@ impl LeaseGuard {
     pub(crate) fn detach(mut self) -> Owner {
         self.closing();
         self.released = true;
-        self.claim().owner
+        self.release.claim.owner
     }
 
     /// Disarms the guard of a lease that was [closing](Lease::closing): the backend has ended it
@@ -62,7 +62,7 @@ impl LeaseGuard {
     ///
     /// When the future is dropped, both leases are released in tasks.
     pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
-        let from = self.claim();
+        let from = &self.release.claim;
         let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.engine.janitor, to);
         let since = Instant::now();
@@ -91,7 +91,7 @@ impl LeaseGuard {
         let result = if self.is_lost() { "lost" } else { "held" };
         self.engine.meter.ended("bellwether_lock_hold_seconds", self.granted.since, result);
         if self.granted.upkeep.renew_every.is_none() && self.is_lost() {
-            advice::fixed_lease_ended(&self.engine.outlasted, self.claim());
+            advice::fixed_lease_ended(&self.engine.outlasted, &self.release.claim);
         }
     }
 

@@ -170,7 +170,7 @@ impl KeeperTask {
             }
             let (named, claims) = self.named();
             let (sent, interval) = (Instant::now(), self.engine.keeper.interval());
-            let answer = self.engine.backend().keep(&claims, interval * ENTRY_LIFE).await;
+            let answer = self.engine.backend.keep(&claims, interval * ENTRY_LIFE).await;
             if let Err(error) = &answer
                 && SAID.first()
             {

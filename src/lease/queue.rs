@@ -66,7 +66,7 @@ impl Engine {
         acquisition: Box<Acquisition>,
         upkeep: Upkeep,
     ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
-        let name = acquisition.claim().name.clone();
+        let name = acquisition.release.claim.name.clone();
         match lock(&self.queues.0).entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
@@ -96,7 +96,7 @@ impl Slot {
     pub(super) fn begin(&mut self, changes: Option<Changes>) {
         let waiting = || lock(&self.engine.queues.0).get(&self.name).map_or(0, VecDeque::len);
         self.passes = 0;
-        self.most_passes = match (self.name.family(), changes.is_some()) {
+        self.most_passes = match (self.name.family, changes.is_some()) {
             (Family::Redlock, false) => MAJORITY_PASSES,
             // The process had to wait for others. Each of its waiters has the lease once now.
             (Family::Redlock, true) => u32::try_from(waiting()).unwrap_or(PASSES).clamp(1, PASSES),

@@ -10,12 +10,7 @@ use tokio::{
 };
 
 use super::{Engine, Release, Upkeep, queue::Slot, trusted};
-use crate::{
-    backend::{Claim, Renewal},
-    error::Error,
-    sync::lock,
-    time::after,
-};
+use crate::{backend::Renewal, error::Error, sync::lock, time::after};
 
 /// The least pause before a renewal that failed is tried again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -45,8 +40,8 @@ const RETRY: Duration = Duration::from_millis(10);
 /// ```
 pub struct Lease {
     pub(crate) engine: Arc<Engine>,
-    pub(super) release: Release,
-    pub(super) granted: Granted,
+    pub(crate) release: Release,
+    pub(crate) granted: Granted,
     pub(super) ends: Instant,
     pub(super) lost: SetOnce<()>,
     pub(super) times: Mutex<Times>,
@@ -132,8 +127,8 @@ impl Lease {
         if self.is_lost() {
             return Err(self.lost_error());
         }
-        let (sent, claims) = (Instant::now(), std::slice::from_ref(self.claim()));
-        let renewal = self.engine.backend().renew(claims);
+        let (sent, claims) = (Instant::now(), std::slice::from_ref(&self.release.claim));
+        let renewal = self.engine.backend.renew(claims);
         if let Ok(answer) = timeout(self.remaining(), renewal).await {
             self.engine.renewed(&[self], sent, &answer);
             // A term may have ended meanwhile.
@@ -144,31 +139,8 @@ impl Lease {
         Err(self.lost_error())
     }
 
-    pub(super) fn new(
-        engine: &Arc<Engine>,
-        release: Release,
-        granted: Granted,
-        slot: Option<Slot>,
-    ) -> Self {
-        let Granted { upkeep, since, until, .. } = granted;
-        let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| after(since, trusted(release.claim.lease)));
-        let times = Times { deadline: deadline.min(ends), timer: since, renewing: false };
-        let slot = slot.filter(|_| upkeep.renew_every.is_some());
-        let (engine, times, slot) = (engine.clone(), Mutex::new(times), Mutex::new(slot));
-        Self { engine, release, granted, ends, lost: SetOnce::new(), times, slot }
-    }
-
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.release.claim
-    }
-
-    pub(crate) fn fence(&self) -> u64 {
-        self.granted.fence
-    }
-
     pub(crate) fn lost_error(&self) -> Error {
-        Error::lost(&self.claim().name.key())
+        Error::lost(&self.release.claim.name.key())
     }
 
     pub(super) fn tell_lost(&self) {
@@ -179,28 +151,24 @@ impl Lease {
         drop(slot);
     }
 
-    /// Extends the lease, which a request sent at `sent` renewed.
-    pub(super) fn renewed(&self, sent: Instant) {
-        let deadline = after(sent, trusted(self.claim().lease)).min(self.ends);
+    /// Extends the lease, which a request sent at `sent` granted or renewed. Returns when to look at
+    /// it next.
+    pub(super) fn extend(&self, sent: Instant) -> Instant {
+        let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);
+        match self.granted.upkeep.renew_every {
+            Some(every) if after(sent, every) < self.ends => times.deadline.min(after(sent, every)),
+            _ => times.deadline,
+        }
     }
 
     /// When to try a renewal again that has failed. A lease that was handed over has less than its
     /// full time left.
     pub(super) fn next_try(&self) -> Instant {
         let (deadline, now) = (lock(&self.times).deadline, Instant::now());
-        let pause = (self.claim().lease / 20).min((deadline - now) / 8).max(RETRY);
+        let pause = (self.release.claim.lease / 20).min((deadline - now) / 8).max(RETRY);
         deadline.min(now + pause)
-    }
-
-    /// When to look at the lease next, after a renewal that began at `sent`.
-    pub(super) fn next_look(&self, sent: Instant) -> Instant {
-        let deadline = lock(&self.times).deadline;
-        match self.granted.upkeep.renew_every {
-            Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
-            _ => deadline,
-        }
     }
 }
 
@@ -219,7 +187,7 @@ pub(crate) async fn run_until<Work: Future>(
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lease")
-            .field("name", &self.claim().name.key())
+            .field("name", &self.release.claim.name.key())
             .field("fence", &self.granted.fence)
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()

@@ -81,7 +81,7 @@ impl Janitor {
 #[derive(Clone)]
 pub(crate) struct Release {
     pub(super) janitor: Arc<Janitor>,
-    pub(super) claim: Claim,
+    pub(crate) claim: Claim,
     /// The runtime of the acquisition, for what goes on in a task.
     pub(super) runtime: Handle,
     /// A request of the acquisition had no answer, and may be granted after the release.

@@ -21,18 +21,19 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, Semaphore},
+    sync::{Notify, Semaphore, SetOnce},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
 
-use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, queue::Slot};
+use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, Upkeep, queue::Slot, record::Times};
 use crate::{
     backend::{Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
     observe::Rarely,
     shards::Shards,
     sync::lock,
+    time::after,
 };
 
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
@@ -40,7 +41,7 @@ use crate::{
 const SOON: Duration = Duration::from_millis(100);
 /// The chunks that may be under way at one shard.
 const CHUNKS: usize = 4;
-/// How long the task stays when nothing is held any more.
+/// How long the task stays after its start, and after nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
@@ -79,20 +80,20 @@ impl Renewals {
 impl Schedule {
     fn look_at(&mut self, at: Instant, lease: Arc<Lease>) {
         lock(&lease.times).timer = at;
-        self.held.insert((at, lease.claim().owner), lease);
+        self.held.insert((at, lease.release.claim.owner), lease);
     }
 
     /// Takes a lease out, if it is still held.
     fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let timer = lock(&lease.times).timer;
-        self.held.remove(&(timer, lease.claim().owner))
+        self.held.remove(&(timer, lease.release.claim.owner))
     }
 
     /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
     fn is_due(&mut self, lease: &Arc<Lease>, now: Instant) -> bool {
         self.remove(lease);
         if lease.is_lost() {
-            warn!(name = ?lease.claim().name, "lease lost: it could not be renewed in time");
+            warn!(name = ?lease.release.claim.name, "lease lost: it could not be renewed in time");
             lease.tell_lost();
             return false;
         }
@@ -140,11 +141,17 @@ impl Engine {
         granted: Granted,
         slot: Option<Slot>,
     ) -> LeaseGuard {
-        let Granted { since, until, .. } = granted;
-        let lease = Arc::new(Lease::new(self, acquisition.settle(), granted, slot));
+        let Granted { upkeep: Upkeep { renew_every, max_hold }, since, until, .. } = granted;
+        let (ends, deadline) = (after(since, max_hold), until.unwrap_or(since));
+        let times = Mutex::new(Times { deadline, timer: since, renewing: false });
+        let slot = Mutex::new(slot.filter(|_| renew_every.is_some()));
+        let (engine, release, lost) = (self.clone(), acquisition.settle(), SetOnce::new());
+        let lease = Arc::new(Lease { engine, release, granted, ends, lost, times, slot });
         self.counters.acquired.add();
-        let look = lease.next_look(since);
-        let look = if until.is_some() { look.min(since + SOON) } else { look };
+        let look = match until {
+            None => lease.extend(since),
+            Some(until) => until.min(since + renew_every.map_or(SOON, |every| every.min(SOON))),
+        };
         let mut schedule = lock(&self.renewals.schedule);
         schedule.look_at(look, lease.clone());
         match schedule.looks {
@@ -162,7 +169,7 @@ impl Engine {
     fn ensure_renewal_task(self: &Arc<Self>) {
         let mut schedule = lock(&self.renewals.schedule);
         if schedule.looks.is_none() {
-            schedule.looks = Some(Instant::now());
+            schedule.looks = Some(Instant::now() + LINGER);
             drop(schedule);
             let runtime = Handle::current().id();
             tokio::spawn(RenewalTask { engine: self.clone(), runtime, has_ended: false }.run());
@@ -182,7 +189,7 @@ impl Engine {
         drop(schedule);
         let mut shards = BTreeMap::<usize, Vec<_>>::new();
         for lease in due {
-            shards.entry(self.backend().shard(&lease.claim().name)).or_default().push(lease);
+            shards.entry(self.backend.shard(&lease.release.claim.name)).or_default().push(lease);
         }
         shards.values().flat_map(|due| due.chunks(RENEWAL_BATCH)).map(<[_]>::to_vec).collect()
     }
@@ -190,13 +197,13 @@ impl Engine {
     /// Renews a chunk of leases when its shard has few others under way.
     async fn renew(&self, chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
-        let shard = self.renewals.chunks.of(self.backend().shard(&first.claim().name));
+        let shard = self.renewals.chunks.of(self.backend.shard(&first.release.claim.name));
         let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
         let sent = Instant::now();
-        let claims: Vec<_> = chunk.iter().map(|lease| lease.claim().clone()).collect();
+        let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
         // It leaves time for a second try.
         let limit = claims.iter().map(|claim| claim.lease).min().unwrap_or_default() / 2;
-        let answer = in_time(limit, self.backend().renew(&claims)).await;
+        let answer = in_time(limit, self.backend.renew(&claims)).await;
         self.renewed(&chunk, sent, &answer);
     }
 
@@ -225,11 +232,11 @@ impl Engine {
             match renewal {
                 Renewal::Held => {
                     self.counters.renewed.add();
-                    lease.renewed(sent);
-                    schedule.look_at(lease.next_look(sent), lease);
+                    schedule.look_at(lease.extend(sent), lease);
                 }
                 Renewal::NotHeld => {
-                    warn!(name = ?lease.claim().name, "lease lost: the server no longer has it");
+                    let name = &lease.release.claim.name;
+                    warn!(?name, "lease lost: the server no longer has it");
                     lease.tell_lost();
                 }
                 Renewal::Unknown => {
@@ -251,7 +258,7 @@ struct RenewalTask {
 impl RenewalTask {
     async fn run(mut self) {
         let engine = self.engine.clone();
-        let mut connections = engine.backend().new_connections();
+        let mut connections = engine.backend.new_connections();
         let mut renewals = FuturesUnordered::new();
         loop {
             renewals.extend(engine.due().into_iter().map(|chunk| engine.renew(chunk)));

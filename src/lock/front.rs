@@ -164,11 +164,11 @@ impl<Kind: Looks> Lock<Kind> {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn force_unlock(&self) -> Result<bool, Error> {
-        Ok(self.space.engine.backend().clear(self.name()?, self.kind.mode()).await?)
+        Ok(self.space.engine.backend.clear(self.name()?, self.kind.mode()).await?)
     }
 
     pub(super) async fn held(&self) -> Result<Holding, Error> {
-        let backend = self.space.engine.backend();
+        let backend = &self.space.engine.backend;
         Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
     }
 }
@@ -235,7 +235,7 @@ impl<Kind> Lock<Kind> {
     /// Adds to an error which process holds the lock, if that is known.
     async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.name() else { return error };
-        match self.space.engine.backend().inspect(name, mode.into()).await {
+        match self.space.engine.backend.inspect(name, mode.into()).await {
             Ok(Holding { owner: Some(owner), .. }) => {
                 Error::new(error.kind(), format!("{error}; {owner:?} holds it"))
             }
@@ -254,7 +254,7 @@ impl<Kind> Lock<Kind> {
             RenewalPace::Every(interval) => Some(interval),
             RenewalPace::Never => None,
         };
-        let (name, lease) = (self.key.as_str(), self.lease);
+        let (name, lease) = (&self.key.text, self.lease);
         ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
         })?;

@@ -96,7 +96,7 @@ impl<Held: Fenced> Guard<Held> {
     /// `i64`. The resource that the lock guards remembers the greatest token it has seen, and
     /// refuses smaller ones (M. Kleppmann, "How to do distributed locking", 2016).
     pub fn fence(&self) -> u64 {
-        self.lease.fence()
+        self.lease.granted.fence
     }
 }
 
@@ -133,7 +133,7 @@ impl WriteGuard {
 impl SemaphorePermit {
     /// Returns the number of permits.
     pub fn count(&self) -> u32 {
-        match self.claim().mode {
+        match self.release.claim.mode {
             Mode::Permit { count, .. } => count,
             _ => 1,
         }

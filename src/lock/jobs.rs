@@ -212,11 +212,11 @@ impl<When> Lock<Scheduled<When>> {
             false => self.try_acquire_in(Mode::Exclusive).await?,
         };
         let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
-        let marked = self.space.engine.mark(held.claim(), tick).await?;
+        let marked = self.space.engine.mark(&held.release.claim, tick).await?;
         if marked.is_set {
             return Ok(Ok(Turn { held: held.into(), tick, previous: marked.before }));
         }
-        match tick.is_possible(marked.before, held.claim().owner) {
+        match tick.is_possible(marked.before, held.release.claim.owner) {
             true => Err(held.lost_error()),
             false => Ok(Err(now())),
         }
@@ -298,7 +298,7 @@ impl Turn {
     pub async fn done(self) -> Result<(), Error> {
         let Self { held, tick, .. } = self;
         let done = Tick { step: TickStep::Done, ..tick };
-        if held.is_lost() || !held.engine.mark(held.claim(), done).await?.is_set {
+        if held.is_lost() || !held.engine.mark(&held.release.claim, done).await?.is_set {
             return Err(held.lost_error());
         }
         // The work is done, however the release ends. The log tells of an error.

@@ -179,7 +179,7 @@ impl Latch {
         // Its pushes are for all, so the claim is never sent and needs no queue entry.
         let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
         let claim = Claim { waits: false, ..claim };
-        let mut changes = self.space.engine.backend().listen(name, Some(&claim));
+        let mut changes = self.space.engine.backend.listen(name, Some(&claim));
         loop {
             let look = if changes.subscribe() { LOOK } else { UNHEARD_LOOK };
             // A push may have been lost, so a last look decides.

@@ -109,7 +109,7 @@ pub struct Term {
 impl Term {
     /// Returns the [fencing token](super::MutexGuard::fence), which grows with each term.
     pub fn fence(&self) -> u64 {
-        self.lease.fence()
+        self.lease.granted.fence
     }
 }
 

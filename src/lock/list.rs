@@ -59,7 +59,7 @@ impl Locks {
         let namespace = self.space.namespace.as_ref().map_err(Error::clone)?;
         // A lock has several keys.
         let found: HashSet<_> =
-            self.space.engine.backend().lock_names(namespace).await?.into_iter().collect();
+            self.space.engine.backend.lock_names(namespace).await?.into_iter().collect();
         let mut listed = self.look(found).await?;
         listed.sort_by_cached_key(|ListedLock { name, kind, held }| {
             (Reverse((held.waiting, held.held_for)), name.clone(), *kind)
@@ -99,7 +99,7 @@ impl Locks {
     ) -> Result<Vec<ListedLock>, Error> {
         let mut listed = Vec::new();
         for (name, kind) in locks {
-            let held = self.space.engine.backend().inspect(&name, kind).await?;
+            let held = self.space.engine.backend.inspect(&name, kind).await?;
             let name = name.key().into_owned();
             listed.extend((!held.is_idle()).then_some(ListedLock { name, kind, held }));
         }

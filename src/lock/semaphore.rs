@@ -179,11 +179,11 @@ impl Permits {
     /// had ended or was released.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim_of(id)?;
-        let renewed = self.space.engine.backend().renew(&[claim]).await?;
+        let renewed = self.space.engine.backend.renew(&[claim]).await?;
         if renewed.first() == Some(&Renewal::Held) {
             return Ok(());
         }
-        let why = format!("the permit of {:?} has ended or was released", self.key.as_str());
+        let why = format!("the permit of {:?} has ended or was released", &self.key.text);
         Err(Error::new(ErrorKind::Lost, why))
     }
 

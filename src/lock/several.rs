@@ -129,7 +129,7 @@ impl SeveralGuard {
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         run_until(self.lost(), work).await.ok_or_else(|| {
             let lost = self.iter().find(|(_, held)| held.is_lost()).or(self.first());
-            Error::lost(lost.map_or("", |(name, _)| name.as_str()))
+            Error::lost(lost.map_or("", |(name, _)| &name.text))
         })
     }
 

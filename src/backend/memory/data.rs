@@ -80,7 +80,7 @@ impl Data {
     }
 
     pub(super) fn push(&mut self, name: &Name, change: Change) {
-        self.pushes.push((name.prefix().clone(), change));
+        self.pushes.push((name.prefix.clone(), change));
     }
 
     /// Returns the time of the backend in microseconds.
@@ -96,7 +96,7 @@ impl Data {
     pub(super) fn set_fence(&mut self, name: &Name, last: u64, life: Duration) {
         self.last_fence = self.last_fence.max(last);
         let fence = Fence { last, is_spent: false };
-        self.fences.set(name.prefix().clone(), fence, after(self.now, life));
+        self.fences.set(name.prefix.clone(), fence, after(self.now, life));
     }
 }
 

@@ -64,14 +64,14 @@ impl Store for MemoryBackend {
     ) -> Result<Committed, BackendError> {
         let (name, fence) = (&claim.name, grant.fence());
         Ok(self.run(|data| {
-            let last = data.fences.get_mut(name.prefix()).filter(|(last, _)| last.last == fence);
+            let last = data.fences.get_mut(&name.prefix).filter(|(last, _)| last.last == fence);
             let Some((last, _)) = last else { return data.refuse_commit(name, fence) };
             if mem::replace(&mut last.is_spent, true) {
                 let stored = data.entries.peek(name).filter(|(entry, _)| entry.fence == fence);
                 return stored.map_or(Committed::Pushed, |_| Committed::Stored);
             }
             data.end(claim);
-            data.failures.remove(name.prefix());
+            data.failures.remove(&name.prefix);
             let entry = Entry { fence, stored_at: data.clock(), ..entry.clone() };
             data.push(name, Change::Entry(entry.clone()));
             match ttl {
@@ -93,7 +93,7 @@ impl Store for MemoryBackend {
                 if let Some(back_off) = back_off {
                     let ends = after(after(data.now, back_off.wait), back_off.remembered());
                     let failed = (back_off, failure.clone());
-                    data.failures.set(claim.name.prefix().clone(), failed, ends);
+                    data.failures.set(claim.name.prefix.clone(), failed, ends);
                 }
                 data.push(&claim.name, Change::Failed(failure.clone()));
             }
@@ -149,11 +149,11 @@ impl Store for MemoryBackend {
         ttl: Duration,
     ) -> Result<bool, BackendError> {
         Ok(self.run(|data| {
-            if let Some((latch, _)) = data.latches.get(name.prefix()) {
+            if let Some((latch, _)) = data.latches.get(&name.prefix) {
                 return latch.set == id;
             }
             let latch = StoredLatch { left: count, set: id, ttl, counted: HashMap::new() };
-            data.latches.set(name.prefix().clone(), latch, after(data.now, ttl));
+            data.latches.set(name.prefix.clone(), latch, after(data.now, ttl));
             true
         }))
     }
@@ -165,7 +165,7 @@ impl Store for MemoryBackend {
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         Ok(self.run(|data| {
-            let (latch, ends) = data.latches.get_mut(name.prefix())?;
+            let (latch, ends) = data.latches.get_mut(&name.prefix)?;
             let remaining = *ends - data.now;
             let told = latch.counted.get(&id).copied();
             let left = told.unwrap_or(latch.left.saturating_sub(by));
@@ -179,7 +179,7 @@ impl Store for MemoryBackend {
             }
             latch.counted = HashMap::new();
             let ends = after(data.now, latch.ttl);
-            data.latches.keep(name.prefix(), ends);
+            data.latches.keep(&name.prefix, ends);
             data.push(name, Change::Wake);
             Some(Countdown { left, remaining: ends - data.now })
         }))
@@ -188,7 +188,7 @@ impl Store for MemoryBackend {
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         Ok(self.run(|data| {
             data.push(name, Change::Wake);
-            data.latches.remove(name.prefix()).is_some()
+            data.latches.remove(&name.prefix).is_some()
         }))
     }
 }
@@ -201,7 +201,7 @@ impl Data {
 
     /// Returns for how long a name still backs off, and the last failed load.
     pub(super) fn failed(&self, name: &Name) -> Option<(BackOff, Failure)> {
-        let ((back_off, failure), ends) = self.failures.get(name.prefix())?;
+        let ((back_off, failure), ends) = self.failures.get(&name.prefix)?;
         let wait = (*ends - self.now).saturating_sub(back_off.remembered());
         Some((BackOff { wait, ..*back_off }, failure.clone()))
     }
@@ -235,7 +235,7 @@ impl Data {
         };
         // No load under way is stored.
         self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
-        self.failures.remove(name.prefix());
+        self.failures.remove(&name.prefix);
         let fence = self.next_fence(name, fence_life);
         if *edit == Edit::Supersede {
             self.push(name, Change::Wake);
@@ -243,8 +243,8 @@ impl Data {
         }
         if !matches!(edit, Edit::Touch(_)) {
             for schema in [-1_i16, 0, 1] {
-                let schema = name.schema().wrapping_add_signed(schema);
-                self.entries.remove(&(name.prefix().clone(), schema));
+                let schema = name.schema.wrapping_add_signed(schema);
+                self.entries.remove(&(name.prefix.clone(), schema));
             }
         }
         let mut pushed = Change::Invalidated(fence);

@@ -96,7 +96,7 @@ impl MemoryBackend {
     /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters
     /// the queue was registered before.
     fn is_waited_for(&self, name: &Name) -> bool {
-        self.channels.has_listeners(name.prefix())
+        self.channels.has_listeners(&name.prefix)
     }
 }
 

@@ -116,7 +116,7 @@ impl Leases for MemoryBackend {
             let is_held = semaphore.is_held_by(claim);
             if is_held {
                 semaphore.hold(claim, fence, after(data.now, claim.lease));
-                let last = data.fences.get(claim.name.prefix()).map_or(0, |(fence, _)| fence.last);
+                let last = data.fences.get(&claim.name.prefix).map_or(0, |(fence, _)| fence.last);
                 data.set_fence(&claim.name, last.max(fence), claim.fence_life);
             }
             is_held
@@ -125,12 +125,12 @@ impl Leases for MemoryBackend {
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
         Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
-            let before = data.marks.get(claim.name.prefix()).map(|(mark, _)| *mark);
+            let before = data.marks.get(&claim.name.prefix).map(|(mark, _)| *mark);
             let is_set = semaphore.is_held_by(claim) && tick.is_possible(before, claim.owner);
             if is_set {
                 let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
                 let mark = Mark { tick: tick.at, begun_by };
-                data.marks.set(claim.name.prefix().clone(), mark, after(data.now, tick.kept));
+                data.marks.set(claim.name.prefix.clone(), mark, after(data.now, tick.kept));
             }
             Marked { before, is_set, now: data.clock() }
         }))
@@ -138,7 +138,7 @@ impl Leases for MemoryBackend {
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         Ok(self.on(name, kind, |data, semaphore| {
-            let waiting = match name.family() {
+            let waiting = match name.family {
                 Family::Cache => u32::from(self.is_waited_for(name)),
                 _ => u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX),
             };
@@ -171,7 +171,7 @@ impl Leases for MemoryBackend {
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        self.channels.listen(name.prefix(), claim.map(|claim| claim.owner))
+        self.channels.listen(&name.prefix, claim.map(|claim| claim.owner))
     }
 }
 
@@ -183,7 +183,7 @@ impl Data {
         kind: SemaphoreKind,
         change: impl FnOnce(&mut Self, &mut StoredSemaphore) -> T,
     ) -> T {
-        let key = (name.prefix().clone(), kind);
+        let key = (name.prefix.clone(), kind);
         let mut semaphore = self.semaphores.remove(&key).unwrap_or_default();
         semaphore.expire(self.now);
         let answer = change(self, &mut semaphore);
@@ -199,7 +199,7 @@ impl Data {
             _ if !claim.mode.is_fenced() => 0,
             Some(held) => {
                 // A fence that was forgotten stays forgotten.
-                self.fences.keep(claim.name.prefix(), after(self.now, claim.fence_life));
+                self.fences.keep(&claim.name.prefix, after(self.now, claim.fence_life));
                 held.fence
             }
             None => self.next_fence(&claim.name, claim.fence_life),

@@ -84,7 +84,7 @@ impl Entries {
 }
 
 pub(super) fn entry_key(name: &Name) -> EntryKey {
-    (name.prefix().clone(), name.schema())
+    (name.prefix.clone(), name.schema)
 }
 
 pub(super) struct StoredLatch {

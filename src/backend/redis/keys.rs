@@ -82,7 +82,7 @@ impl ChannelNames {
 
     /// Returns the channel on which the local tiers of all processes hear of changes of a name.
     pub(super) fn of_tiers(&self, name: &Name) -> String {
-        self.of_scope(name.scope(), &format!("t{}", stripe_of(name.prefix())))
+        self.of_scope(name.scope(), &format!("t{}", stripe_of(&name.prefix)))
     }
 
     /// Returns the channel on which they hear of ended tags, in the namespace of a name.
@@ -153,14 +153,14 @@ mod tests {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
                 let channel = ChannelNames::new(Some(database)).queued(&name);
-                let message = format!("{}w}}:", name.prefix());
+                let message = format!("{}w}}:", &name.prefix);
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
-                assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));
+                assert_eq!((topic, &message[at..]), (&*name.prefix, "w}:"));
             }
             let channel = name.suffixed(&ChannelNames::new(Some(0)).suffix);
-            assert_eq!(split_message(&channel, b"w"), Some((&**name.prefix(), 0)));
+            assert_eq!(split_message(&channel, b"w"), Some((&*name.prefix, 0)));
             let channel = ChannelNames::new(None).queued(&name);
-            assert_eq!(split_message(&channel, b"w"), Some((&**name.prefix(), 0)));
+            assert_eq!(split_message(&channel, b"w"), Some((&*name.prefix, 0)));
         }
         assert_eq!(split_message("bellwether:l:p:0123456789abcdef", b"w"), None);
         Ok(())

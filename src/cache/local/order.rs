@@ -77,7 +77,7 @@ impl Order {
         // Before anything else is looked at.
         let generation = self.generation.load(Ordering::Acquire);
         let ended = self.tags.greatest.load(Ordering::Acquire);
-        let at = stripe_of(name.prefix());
+        let at = stripe_of(&name.prefix);
         let stripe = self.stripe(at);
         let is_heard = stripe.heard_in == Some(generation);
         Fill { stripe: at, changes: stripe.changes, generation, asked: now, ended, is_heard }
@@ -109,6 +109,11 @@ impl Order {
         prefix.strip_prefix(&*self.scope_of_tags).and_then(key_of)
     }
 
+    /// Returns the key that a change with this prefix is about.
+    pub(super) fn key_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
+        prefix.strip_prefix(&*self.scope).and_then(key_of)
+    }
+
     /// Keeps the answer to a question, unless something has come in between that is newer than its
     /// fence. Returns whether it was kept.
     pub(in crate::cache) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
@@ -125,19 +130,18 @@ impl Order {
 
     /// Lets go of a name, and of all answers to questions until now.
     pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
-        let mut stripe = self.stripe(stripe_of(name.prefix()));
+        let mut stripe = self.stripe(stripe_of(&name.prefix));
         stripe.changes += 1;
         stripe.last_act = stripe.changes;
         remove();
     }
 
-    /// Notes a change of the name with this prefix, and removes what is kept of its key.
-    pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce(&str)) {
-        let Some(key) = prefix.strip_prefix(&*self.scope).and_then(key_of) else { return };
+    /// Notes a change of the name with this prefix, and removes what is kept of it.
+    pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce()) {
         let mut stripe = self.stripe(stripe_of(prefix));
         stripe.changes += 1;
         stripe.greatest = stripe.greatest.max(fence);
-        remove(&key);
+        remove();
     }
 
     pub(super) fn lost(&self) {
@@ -190,7 +194,7 @@ pub(in crate::cache) struct WatchedOrder {
 impl WatchedOrder {
     /// Tells of an act of this process.
     pub(in crate::cache) fn acted(&self, key: &Key, name: &Name) {
-        self.order.forget(name, || self.tell(Some(key.as_str())));
+        self.order.forget(name, || self.tell(Some(&key.text)));
     }
 
     fn tell(&self, key: Option<&str>) {
@@ -206,7 +210,9 @@ impl Tap for WatchedOrder {
         if self.order.tag_of(prefix).is_some() {
             return self.lost();
         }
-        self.order.changed(prefix, fence, |key| self.tell(Some(key)));
+        if let Some(key) = self.order.key_of(prefix) {
+            self.order.changed(prefix, fence, || self.tell(Some(&key)));
+        }
     }
 
     fn lost(&self) {

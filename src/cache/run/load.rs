@@ -523,7 +523,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             core.counters.unstorable.add();
         }
         let is_stored = matches!(answer, Ok(Committed::Stored)) && are_current && is_value;
-        let record = Record::written(guard.fence(), &entry, ended, is_stored);
+        let record = Record::written(guard.granted.fence, &entry, ended, is_stored);
         let led = Loaded { value, source: Source::Led, record };
         // They may know of what has ended the value.
         let current = if are_current { None } else { Some(ForLate::Look) };
@@ -560,7 +560,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             core.counters.unchanged.add();
         }
         let (Some(copies), Some(mark)) = (&core.copies, mark) else { return core.drop_copy(key) };
-        let mut entry = Entry { age: Some(Duration::ZERO), ..entry.with_fence(self.guard.fence()) };
+        let mut entry =
+            Entry { age: Some(Duration::ZERO), ..entry.with_fence(self.guard.granted.fence) };
         let size = core.take_payload(&mut entry).len();
         copies.note(mark, key, (entry, size), value, false, &self.asked.options.rules);
     }
@@ -601,10 +602,11 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         self.guard.closing();
-        let (AskedKey { core, shard, name, .. }, fence) = (&self.asked, self.guard.fence());
-        let backend = core.engine.backend().as_ref();
+        let AskedKey { core, key, shard, name, .. } = &self.asked;
+        let fence = self.guard.granted.fence;
+        let backend = core.engine.backend.as_ref();
         let commit = async |limit| {
-            let committed = core.store.commit(self.guard.claim(), &self.grant, entry, ttl);
+            let committed = core.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
             core.counted(answered_by(backend, limit, committed).await)
         };
         let first = Instant::now();
@@ -616,7 +618,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 () = shard.breaker.opened() => Err(silence()),
             };
         }
-        core.committed_local(name, fence);
+        core.committed_local(key, name, fence);
         if let Ok(committed) = &answer {
             let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
             shard.breaker.answered(is_made, &core.counters);
@@ -634,8 +636,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Self { asked, lead, guard, grant, .. } = self;
         let core = &asked.core;
         let back_off = asked.back_off(&error, &lead, grant.failures());
-        let failure = core.failures.told(guard.fence(), &error, back_off);
-        let told = core.store.fail(guard.claim(), &failure, back_off);
+        let failure = core.failures.told(guard.granted.fence, &error, back_off);
+        let told = core.store.fail(&guard.release.claim, &failure, back_off);
         let Ok(Ok(is_of_key)) = timeout(core.try_limit, told).await else {
             return asked.fails_alone(error, back_off, &lead);
         };

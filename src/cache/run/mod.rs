@@ -195,7 +195,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     end
                 }
                 // In boxes of their own, so that the future of a hit stays small.
-                step => Box::pin(self.traced(Box::pin(self.beyond(step, held, work)))).await,
+                step => {
+                    let traced = self.traced(Box::pin(self.beyond(step, held, work)));
+                    // In the span of the caller, too, because its own may be disabled.
+                    Box::pin(traced.instrument(self.caller.clone())).await
+                }
             }
         };
         let end = AssertUnwindSafe(end).catch_unwind().await;
@@ -204,22 +208,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Awaits the rest of the run in a span that tells how it ends, and publishes how long it took.
     /// A hit has none.
-    fn traced(
-        &self,
-        rest: impl Future<Output = FlightEnd<V>>,
-    ) -> impl Future<Output = FlightEnd<V>> {
-        let span = self.caller.in_scope(|| match self.wants_new() {
+    async fn traced(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
+        let begun = Instant::now();
+        let span = match self.wants_new() {
             true => spans::refresh(&self.asked.key),
             false => spans::load(&self.asked.key),
-        });
-        let (begun, meter) = (Instant::now(), &self.asked.core.meter);
-        let ends = move |end: &FlightEnd<V>, span: &Span| {
-            let result = result(&end.outcome, true);
-            spans::ended(span, result, end.outcome.as_ref().err());
-            meter.ended("bellwether_wait_seconds", begun, result);
         };
-        // In the span of the caller, too, because its own may be disabled.
-        spans::within(span, self.unless_cancelled(rest), ends).instrument(self.caller.clone())
+        let end = self.unless_cancelled(rest).instrument(span.clone()).await;
+        let result = result(&end.outcome, true);
+        spans::ended(&span, result, end.outcome.as_ref().err());
+        self.asked.core.meter.ended("bellwether_wait_seconds", begun, result);
+        end
     }
 
     /// Runs the steps that follow the look.

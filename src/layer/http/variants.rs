@@ -119,7 +119,7 @@ impl Place {
             digest.update((bytes.len() as u64).to_be_bytes());
             digest.update(bytes);
         };
-        field(self.key.as_str().as_bytes());
+        field(self.key.text.as_bytes());
         self.parts.iter().for_each(|parts| field(parts.as_bytes()));
         // The service never sees a term, so that no response depends on it.
         for name in marker.names.iter().filter(|name| !TERMS.contains(name)) {

@@ -114,7 +114,7 @@ impl Contention {
     }
 
     pub(super) fn listen(&self, name: &Name) -> Changes {
-        self.channels.listen(name.prefix(), None)
+        self.channels.listen(&name.prefix, None)
     }
 
     async fn hear(self: Arc<Self>, name: Name, mut each: Vec<Changes>) {
@@ -152,7 +152,7 @@ impl Contention {
     }
 
     fn wake(&self, name: &Name) {
-        self.channels.push(name.prefix(), Change::Wake);
+        self.channels.push(&name.prefix, Change::Wake);
     }
 
     /// Ends the task of a name if no waiter is left. Each registers before it looks whether there
@@ -160,7 +160,7 @@ impl Contention {
     fn ends(&self, name: &Name) -> bool {
         let mut contended = lock(&self.contended);
         let counts = contended.get(name).is_some_and(|name| name.until > Instant::now());
-        let ends = !counts && !self.channels.has_listeners(name.prefix());
+        let ends = !counts && !self.channels.has_listeners(&name.prefix);
         if ends {
             contended.remove(name);
         }

@@ -269,13 +269,13 @@ impl Majority {
         if !matches!(asked, Ok((Claimed::Granted(_), _))) {
             return;
         }
-        let write = server.backend.set_fence(acquisition.claim(), fence);
+        let write = server.backend.set_fence(&acquisition.release.claim, fence);
         let written = in_time(self.limit, write).await;
         let mut held = lock(&self.held);
         let share = held.get_mut(&claim.owner).and_then(|hold| hold.shares.get_mut(at));
         // If the hold was released meanwhile, the acquisition is dropped and undone.
         if let (Ok(true), Some(share @ None)) = (written, share) {
-            *share = Some(Share { owner: acquisition.claim().owner, fence });
+            *share = Some(Share { owner: acquisition.release.claim.owner, fence });
             acquisition.keep();
         }
     }
@@ -442,7 +442,7 @@ fn of_share(claim: &Claim, share: Option<Share>) -> Claim {
 
 fn granted_share((one, answer): (&Acquisition, &Result<Claimed, BackendError>)) -> Option<Share> {
     let Ok(Claimed::Granted(grant)) = answer else { return None };
-    Some(Share { owner: one.claim().owner, fence: grant.fence() })
+    Some(Share { owner: one.release.claim.owner, fence: grant.fence() })
 }
 
 fn in_its_way(answer: &Claimed) -> Option<Occupied> {

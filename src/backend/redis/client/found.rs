@@ -90,7 +90,7 @@ impl FoundNodes {
     /// A master takes the place of another.
     pub(super) fn shard(&self, name: &Name) -> usize {
         match (&self.known.guides, self.known.events.slots.known()) {
-            (Guides::Cluster(_), Some(slots)) => slots.number(slot_of(name.prefix().as_bytes())),
+            (Guides::Cluster(_), Some(slots)) => slots.number(slot_of(name.prefix.as_bytes())),
             _ => 0,
         }
     }

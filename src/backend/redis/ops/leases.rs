@@ -81,7 +81,7 @@ impl Leases for RedisBackend {
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         // The claims of entries have no queue.
-        if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
+        if claim.name.family == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
         let call =
@@ -89,7 +89,7 @@ impl Leases for RedisBackend {
         // If this process waits for the name, others are likely to wait as well. They hear first.
         // For a fair mutex each release would be two commands.
         let is_contended = claim.mode == Mode::Exclusive
-            && self.0.servers.events.channels.has_listeners(claim.name.prefix());
+            && self.0.servers.events.channels.has_listeners(&claim.name.prefix);
         self.released(&call.answered_last(is_contended)).await
     }
 
@@ -131,7 +131,7 @@ impl Leases for RedisBackend {
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let [sole, shared, queue, _] = keys::semaphore(kind);
         let call = Call::new(&SCRIPTS.inspect, name, &[sole, shared, queue, keys::FAILURE])
-            .arg(u8::from(name.family() == Family::Cache));
+            .arg(u8::from(name.family == Family::Cache));
         self.run(&call, replies::held).await
     }
 
@@ -159,7 +159,7 @@ impl Leases for RedisBackend {
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
-        self.0.servers.events.channels.register(name.prefix(), heard, owner)
+        self.0.servers.events.channels.register(&name.prefix, heard, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
@@ -262,7 +262,7 @@ impl RedisBackend {
         let waits = claim.is_none_or(|claim| claim.waits);
         let names = &self.0.channel_names;
         let own = if waits { names.queued(name) } else { names.registered(name) };
-        let is_enough = claim.is_some_and(|_| waits || name.family() == Family::Cache);
+        let is_enough = claim.is_some_and(|_| waits || name.family == Family::Cache);
         if is_enough && self.0.servers.is_single() {
             self.0.servers.events.channels.open(&own);
             return vec![own];

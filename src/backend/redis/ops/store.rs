@@ -40,7 +40,7 @@ impl Store for RedisBackend {
             return self.read_aged(name).await;
         }
         // The prefix is enough to find the slot in a cluster.
-        let value = self.0.servers.run(&get(name), name.prefix()).await?;
+        let value = self.0.servers.run(&get(name), &name.prefix).await?;
         let answer = self.entry(value);
         match lacks_age(&answer) {
             true => self.read_aged(name).await,
@@ -115,7 +115,7 @@ impl Store for RedisBackend {
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         let [before, suffix, after] = [-1_i16, 0, 1].map(|step| {
-            let schema = name.schema().wrapping_add_signed(step);
+            let schema = name.schema.wrapping_add_signed(step);
             name.clone().with_schema(schema).entry_suffix()
         });
         let staged = match edit {
@@ -235,7 +235,7 @@ impl RedisBackend {
 
     /// Runs a command whose reply is so many values. The name tells the slot in a cluster.
     async fn values(&self, get: &Cmd, at: &Name, count: usize) -> Result<Vec<Value>, BackendError> {
-        match self.0.servers.run(get, at.prefix()).await? {
+        match self.0.servers.run(get, &at.prefix).await? {
             Value::Array(values) if values.len() == count => Ok(values),
             other => self.checked(Err(replies::unreadable(&other))),
         }
@@ -245,7 +245,7 @@ impl RedisBackend {
         let mut reads = Pipeline::with_capacity(2);
         reads.cmd("TIME").add_command(get(name));
         let asked = Instant::now();
-        let replies = self.0.servers.run_all(&reads, name.prefix()).await?;
+        let replies = self.0.servers.run_all(&reads, &name.prefix).await?;
         let [time, value] = <[Value; 2]>::try_from(replies)
             .map_err(|replies| replies::unreadable(Value::Array(replies)))?;
         let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -274,7 +274,7 @@ fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
 }
 
 fn get(name: &Name) -> Cmd {
-    let mut get = Cmd::with_capacity(2, name.prefix().len() + 40);
+    let mut get = Cmd::with_capacity(2, name.prefix.len() + 40);
     get.arg("GET");
     write_key(&mut get, name, &name.entry_suffix());
     get

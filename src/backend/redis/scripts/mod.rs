@@ -76,7 +76,7 @@ pub(super) struct Call<'a> {
 pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
     let mut key = command.writer_for_next_arg();
     // Writes to memory do not fail.
-    let _ = key.write_all(name.prefix().as_bytes());
+    let _ = key.write_all(name.prefix.as_bytes());
     let _ = key.write_all(suffix.as_bytes());
 }
 
@@ -100,7 +100,7 @@ impl<'a> Call<'a> {
         let mut key = Vec::with_capacity(96);
         for (name, suffix) in keys {
             key.clear();
-            key.extend_from_slice(name.prefix().as_bytes());
+            key.extend_from_slice(name.prefix.as_bytes());
             key.extend_from_slice(suffix.as_bytes());
             by_digest.arg(&key[..]);
         }
