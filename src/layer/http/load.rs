@@ -172,7 +172,7 @@ impl ResponseLoad {
             }
         };
         let response = Response::from_parts(parts, body);
-        drop(answer.send(Ok(http.explained(response, || forward))));
+        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
         produced
     }
 
@@ -203,8 +203,8 @@ impl ResponseLoad {
             let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
             let ttl = Some(windows.fresh.as_secs()).filter(|_| is_stored);
             let ttl = ttl.and_then(|seconds| seconds.try_into().ok());
-            let response =
-                self.asked.http.with_source(response, lead.source(), ttl, &streamed.forward);
+            let (http, source) = (&self.asked.http, Some(lead.source()));
+            let response = http.explained(response, &streamed.forward, source, ttl);
             drop(answer.send(Ok(response)));
         }
         lead.announce(streamed.clone());
@@ -257,7 +257,7 @@ impl ResponseLoad {
     async fn end_stored(&self, status: StatusCode) {
         let says_nothing =
             status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized() {
+        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized {
             self.remove_stored().await;
         }
     }

@@ -26,6 +26,8 @@ pub(super) struct Question {
     pub(super) head: Parts,
     /// When it came.
     pub(super) since: Instant,
+    /// It has an `Authorization`, so its answer may be for its user alone.
+    pub(super) is_authorized: bool,
 }
 
 impl Question {
@@ -37,10 +39,6 @@ impl Question {
             head.headers.remove(name);
         }
         head
-    }
-
-    pub(super) fn is_authorized(&self) -> bool {
-        self.head.headers.contains_key(AUTHORIZATION)
     }
 }
 

@@ -84,7 +84,7 @@ impl Http {
         let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
         let is_for_all = public || must_revalidate || s_maxage.is_some();
         let shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
-        match question.is_authorized() && !is_for_all {
+        match question.is_authorized && !is_for_all {
             true => Err(Unshared::Reserved),
             false => Ok(shareable),
         }

@@ -38,7 +38,7 @@ pub(super) fn failing(
     if !is_failure(status) {
         return Produced::Alone(Alone::Uncacheable);
     }
-    if !question.is_authorized() {
+    if !question.is_authorized {
         if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(&parts.headers))
         {
             lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
