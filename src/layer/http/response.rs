@@ -18,7 +18,8 @@ use http::{
 use http_body::Body;
 
 use super::{
-    Http, ResponseBody,
+    Http,
+    body::ServiceBody,
     cached::encoded_head_len,
     fields::{Directives, content_length, date, listed, pragma, seconds, vary},
     key::{located, paths},
@@ -71,7 +72,7 @@ impl Http {
         question: &Question,
         took: Duration,
         parts: &Parts,
-        body: &ResponseBody,
+        body: &ServiceBody,
     ) -> Result<Shareable, Unshared> {
         let is_error = parts.status.is_client_error() || parts.status.is_server_error();
         let unshared = |why| if is_error { Unshared::Failing } else { Unshared::Uncacheable(why) };
@@ -120,7 +121,7 @@ impl<'a> Judged<'a> {
     }
 
     /// Returns the rules that forbid to share a response, and whether each does so here.
-    fn rules(&self, question: &Question, body: &ResponseBody) -> [(&'static str, bool); 13] {
+    fn rules(&self, question: &Question, body: &ServiceBody) -> [(&'static str, bool); 13] {
         let (policy, &Parts { status, ref headers, .. }) = (&self.settings.policy, self.parts);
         let has = |name: &HeaderName| headers.contains_key(name);
         let ignores = |name: HeaderName| !self.vary.contains(&name);
@@ -131,10 +132,10 @@ impl<'a> Judged<'a> {
         let has_credentials = has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
         let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
         let names_origin = origins.any(|origin| origin != "*");
-        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        let is_empty = body.frames.is_end_stream() || body.hint.exact() == Some(0);
         [
             ("body", announced > 0 && is_empty),
-            ("size", announced.max(body.size_hint().lower()) > self.body_limit),
+            ("size", announced.max(body.hint.lower()) > self.body_limit),
             ("content-type", is_endless(headers)),
             ("set-cookie", has(&SET_COOKIE)),
             ("personal", PERSONAL.iter().any(has)),

@@ -98,7 +98,8 @@ impl Http {
                 Some(_) => {}
             }
         }
-        Ok(self.explained(Response::from_parts(parts, body), &why, None, None))
+        let response = Response::from_parts(parts, ResponseBody::single(body));
+        Ok(self.explained(response, &why, None, None))
     }
 }
 
