@@ -18,7 +18,7 @@ use http_body::Body;
 
 use super::{
     Question, ResponseBody,
-    fields::{date, sole},
+    fields::{date, sole, text},
 };
 
 /// The headers of a request that a shared response answers: its conditions and its range.
@@ -130,7 +130,7 @@ pub(super) fn opaque(tag: &[u8]) -> &[u8] {
 /// Several ranges may be (section 14.2): many small ones would cost more than the body. So may a
 /// range that has no byte of the body.
 fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
-    let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
+    let (unit, set) = text(asked, RANGE)??.split_once('=')?;
     let (first, last) = set.trim().split_once('-')?;
     let range = match (position(first)?, position(last)?) {
         (None, None) => return None,
