@@ -141,27 +141,27 @@ impl ServiceBody {
         Self { frames: body.boxed_unsync(), hint }
     }
 
-    /// Returns the bytes of a body that is there at once, as most are. Any other one is collected
+    /// Returns the bytes of a body that is there at once, as most are, or else what collects it
     /// while callers read it. The headers may announce a length.
-    pub(super) fn at_once(
+    pub(super) fn begin(
         self,
         announced: Option<u64>,
         limits: BodyLimits,
-    ) -> Result<Bytes, Collector> {
+    ) -> (Bytes, Option<Collector>) {
         let announced = announced.or_else(|| self.hint.exact());
         let mut source = BodyRest { body: Some(self), length: announced };
         let first = source.next().now_or_never();
         if let Some((bytes, Some(Ok(None)))) = &first
             && bytes.len() as u64 <= limits.size
         {
-            return Ok(bytes.clone());
+            return (bytes.clone(), None);
         }
         let (state, moved) = (Mutex::default(), Notify::new());
         let body = Arc::new(SharedBody { limits, announced, state, moved });
         if let Some((data, end)) = first {
             body.receive(data, end);
         }
-        Err(Collector { body, source })
+        (Bytes::new(), Some(Collector { body, source }))
     }
 }
 
@@ -344,7 +344,6 @@ impl SharedBody {
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.is_left => return Err(None),
-            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
@@ -441,7 +440,11 @@ impl Collector {
             match wants_more {
                 false => body.moved.notified().await,
                 true if is_full && patience.is_zero() => {
-                    lock(&body.state).cut_off(body.limits.size);
+                    // The slow readers lose the oldest bytes.
+                    let mut state = lock(&body.state);
+                    while state.held() > body.limits.size {
+                        state.pieces.pop_front();
+                    }
                 }
                 true if is_full => {
                     let since = Instant::now();
@@ -553,13 +556,6 @@ impl State {
             self.pieces.pop_front();
         }
     }
-
-    /// Frees the oldest bytes, which slow readers have not read.
-    fn cut_off(&mut self, most: u64) {
-        while self.held() > most {
-            self.pieces.pop_front();
-        }
-    }
 }
 
 struct Reader {
@@ -597,12 +593,7 @@ impl Reader {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let state = lock(&self.body.state);
-        let length = match &state.end {
-            Some(Ok(_)) => Some(state.received),
-            _ => self.body.announced,
-        };
-        let left = length.map(|length| length.saturating_sub(self.place));
+        let left = self.body.announced.map(|length| length.saturating_sub(self.place));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
@@ -650,7 +641,7 @@ mod tests {
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
-            let collector = ServiceBody::new(hinted).at_once(None, LIMITS).err().unwrap();
+            let collector = ServiceBody::new(hinted).begin(None, LIMITS).1.unwrap();
             let mut reader = Box::pin(collector.body.reader(true).unwrap());
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());

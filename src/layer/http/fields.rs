@@ -11,13 +11,6 @@ use sfv::{BareItem, Dictionary, ListEntry, Parser};
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 
-/// Returns the value of a field. One that is there twice counts as missing.
-pub(super) fn sole(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
-    let mut values = headers.get_all(name).iter();
-    let (value, second) = (values.next()?, values.next());
-    second.is_none().then_some(value)
-}
-
 /// Returns the text of a field, or `None` in it if the field is missing. Returns `None` if it is
 /// there twice, or is not text.
 pub(super) fn text(headers: &HeaderMap, name: HeaderName) -> Option<Option<&str>> {

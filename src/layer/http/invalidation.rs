@@ -17,7 +17,7 @@ use tracing::{Instrument, debug};
 use super::{
     CachedResponse, Http, ResponseBody,
     fields::text,
-    key::{Paths, Target, host_of_groups, located},
+    key::{Paths, Target, host, located},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -136,7 +136,8 @@ impl Http {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
-        let Some(host) = host_of_groups(parts) else { return Vec::new() };
+        // The form of a target is no part of a group, so there is no scheme.
+        let Some(host) = host(parts, "").map(str::to_ascii_lowercase) else { return Vec::new() };
         let mut groups = listed(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());

@@ -136,15 +136,9 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Returns the host of a request, in whose groups its responses are. The form of a target is no
-/// part of that, so there is no scheme. Returns `None` if the host is not clear.
-pub(super) fn host_of_groups(parts: &Parts) -> Option<String> {
-    Some(host(parts, "")?.to_ascii_lowercase())
-}
-
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 /// Returns `None` if it has an invalid character, or if there are two.
-fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
+pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
     let header = text(&parts.headers, HOST)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
     let mut known: Option<&str> = None;

@@ -3,10 +3,7 @@
 //! An answer that may be shared is announced with its head, and callers read its body while it
 //! arrives.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
@@ -205,10 +202,7 @@ impl ResponseLoad {
         };
         let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
         tags.into_iter().for_each(|tag| lead.tag(tag));
-        let (body, collector) = match body.at_once(shareable.announced, limits) {
-            Ok(bytes) => (bytes, None),
-            Err(collector) => (Bytes::new(), Some(collector)),
-        };
+        let (body, collector) = body.begin(shareable.announced, limits);
         let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
         let response = CachedResponse { head, body, age, late: 0 };
         let arriving = collector.as_ref().map(|it| it.body.clone());
@@ -217,8 +211,7 @@ impl ResponseLoad {
         let streamed = Arc::new(streamed);
         if let Ok(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
-            let ttl = Some(windows.fresh.as_secs()).filter(|_| is_stored);
-            let ttl = ttl.and_then(|seconds| seconds.try_into().ok());
+            let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
             let (http, source) = (&self.asked.http, Some(lead.source()));
             let response = http.explained(response, &streamed.forward, source, ttl);
             drop(answer.send(Ok(response)));
@@ -308,8 +301,8 @@ impl StreamedResponse {
         &self,
         is_own: bool,
     ) -> Result<Response<ResponseBody>, Option<BodyError>> {
-        let elapsed = self.received.elapsed();
-        if !is_own && self.late(elapsed).is_some() {
+        let (elapsed, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        if !is_own && !lifetime.is_zero() && elapsed >= lifetime {
             return Err(None);
         }
         let CachedResponse { head, body, age, .. } = self.response.clone();
@@ -321,22 +314,15 @@ impl StreamedResponse {
         Ok(head.with_age(body, Some(age).filter(|age| *age > 0)))
     }
 
-    /// Returns for how long the response is no longer fresh, so long after its head came.
-    fn late(&self, elapsed: Duration) -> Option<Duration> {
-        let lifetime = self.windows.fresh;
-        elapsed.checked_sub(lifetime).filter(|_| !lifetime.is_zero())
-    }
-
     /// Returns the response with its whole body, and the windows that are left of it.
     fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
-        let took = self.received.elapsed();
-        let late = self.late(took).unwrap_or_default();
-        let response = CachedResponse {
-            head: self.response.head.clone(),
-            body,
-            age: self.response.age.saturating_add(took.as_secs()),
-            late: late.as_millis().try_into().unwrap_or(u32::MAX),
-        };
-        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
+        let (took, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        let mut response = CachedResponse { body, ..self.response.clone() };
+        response.age = response.age.saturating_add(took.as_secs());
+        if !lifetime.is_zero() {
+            let late = took.saturating_sub(lifetime).as_millis();
+            response.late = late.try_into().unwrap_or(u32::MAX);
+        }
+        (response, Windows { fresh: lifetime.saturating_sub(took), ..self.windows })
     }
 }
