@@ -142,7 +142,8 @@ impl Engine {
         slot: Option<Slot>,
     ) -> LeaseGuard {
         let Granted { upkeep: Upkeep { renew_every, max_hold }, since, until, .. } = granted;
-        let (ends, deadline) = (after(since, max_hold), until.unwrap_or(since));
+        let ends = after(since, max_hold);
+        let deadline = until.unwrap_or(since).min(ends);
         let times = Mutex::new(Times { deadline, timer: since, renewing: false });
         let slot = Mutex::new(slot.filter(|_| renew_every.is_some()));
         let (engine, release, lost) = (self.clone(), acquisition.settle(), SetOnce::new());
@@ -150,7 +151,7 @@ impl Engine {
         self.counters.acquired.add();
         let look = match until {
             None => lease.extend(since),
-            Some(until) => until.min(since + renew_every.map_or(SOON, |every| every.min(SOON))),
+            Some(_) => deadline.min(since + renew_every.map_or(SOON, |every| every.min(SOON))),
         };
         let mut schedule = lock(&self.renewals.schedule);
         schedule.look_at(look, lease.clone());

@@ -47,8 +47,8 @@ pub struct ResponseBody(BodySource);
 enum BodySource {
     /// All bytes are here.
     Whole(Bytes),
-    /// The inner body, for one caller. Its size hint is kept until it is read.
-    Single(UnsyncBoxBody<Bytes, BodyError>, SizeHint),
+    /// The inner body, for one caller.
+    Single(ServiceBody),
     /// The inner body, which others may read too.
     Shared(Reader),
 }
@@ -58,16 +58,8 @@ impl ResponseBody {
         Self(BodySource::Whole(bytes))
     }
 
-    pub(super) fn single<B>(body: B) -> Self
-    where
-        B: Body<Error: Into<BoxError>> + Send + 'static,
-    {
-        let hint = body.size_hint();
-        // `Bytes` itself is not copied.
-        let in_bytes = |mut data: B::Data| data.copy_to_bytes(data.remaining());
-        let body = body.map_err(BodyError::service).map_frame(move |it| it.map_data(in_bytes));
-        let body = body.boxed_unsync();
-        Self(BodySource::Single(body, hint))
+    pub(super) fn single(body: ServiceBody) -> Self {
+        Self(BodySource::Single(body))
     }
 
     /// Returns the bytes of a whole body.
@@ -99,9 +91,9 @@ impl Body for ResponseBody {
                 let bytes = Some(mem::take(bytes)).filter(|bytes| !bytes.is_empty());
                 Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
             }
-            BodySource::Single(body, hint) => {
-                *hint = SizeHint::default();
-                Pin::new(body).poll_frame(context)
+            BodySource::Single(body) => {
+                body.hint = SizeHint::default();
+                Pin::new(&mut body.frames).poll_frame(context)
             }
             BodySource::Shared(reader) => reader.poll_frame(context),
         }
@@ -110,7 +102,7 @@ impl Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             BodySource::Whole(bytes) => bytes.is_empty(),
-            BodySource::Single(body, _) => body.is_end_stream(),
+            BodySource::Single(body) => body.frames.is_end_stream(),
             BodySource::Shared(reader) => reader.is_done,
         }
     }
@@ -118,7 +110,7 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            BodySource::Single(_, hint) => *hint,
+            BodySource::Single(body) => body.hint,
             BodySource::Shared(reader) => reader.size_hint(),
         }
     }
@@ -127,6 +119,49 @@ impl Body for ResponseBody {
 impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+/// The body of the inner service.
+pub(super) struct ServiceBody {
+    pub(super) frames: UnsyncBoxBody<Bytes, BodyError>,
+    /// What it says of its length, until it is read.
+    pub(super) hint: SizeHint,
+}
+
+impl ServiceBody {
+    pub(super) fn new<B>(body: B) -> Self
+    where
+        B: Body<Error: Into<BoxError>> + Send + 'static,
+    {
+        let hint = body.size_hint();
+        // `Bytes` itself is not copied.
+        let in_bytes = |mut data: B::Data| data.copy_to_bytes(data.remaining());
+        let body = body.map_err(BodyError::service).map_frame(move |it| it.map_data(in_bytes));
+        Self { frames: body.boxed_unsync(), hint }
+    }
+
+    /// Returns the bytes of a body that is there at once, as most are, or else what collects it
+    /// while callers read it. The headers may announce a length.
+    pub(super) fn begin(
+        self,
+        announced: Option<u64>,
+        limits: BodyLimits,
+    ) -> (Bytes, Option<Collector>) {
+        let announced = announced.or_else(|| self.hint.exact());
+        let mut source = BodyRest { body: Some(self), length: announced };
+        let first = source.next().now_or_never();
+        if let Some((bytes, Some(Ok(None)))) = &first
+            && bytes.len() as u64 <= limits.size
+        {
+            return (bytes.clone(), None);
+        }
+        let (state, moved) = (Mutex::default(), Notify::new());
+        let body = Arc::new(SharedBody { limits, announced, state, moved });
+        if let Some((data, end)) = first {
+            body.receive(data, end);
+        }
+        (Bytes::new(), Some(Collector { body, source }))
     }
 }
 
@@ -253,27 +288,51 @@ struct Reading {
 
 /// Polls a body for its readers. Dropped before the end, it leaves that to a task.
 pub(super) struct Collector {
-    body: Arc<SharedBody>,
-    /// The body of the inner service, until its end.
-    source: Option<ResponseBody>,
+    pub(super) body: Arc<SharedBody>,
+    source: BodyRest,
+}
+
+/// What is to come of the body of the inner service, whose code may panic.
+#[derive(Default)]
+struct BodyRest {
+    body: Option<ServiceBody>,
+    /// Its length, if that is known.
+    length: Option<u64>,
+}
+
+impl BodyRest {
+    /// Takes the next data, and the end of the body if that is known with it.
+    async fn next(&mut self) -> (Bytes, Option<BodyEnd>) {
+        let Some(ServiceBody { frames, .. }) = &mut self.body else { return (Bytes::new(), None) };
+        let next = async { (frames.frame().await, frames.is_end_stream()) };
+        let (frame, is_end) = AssertUnwindSafe(next)
+            .catch_unwind()
+            .await
+            .unwrap_or_else(|_panic| (Some(Err(BodyError::Panicked)), true));
+        let (mut data, mut end) = match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => (data, is_end.then_some(Ok(None))),
+            Some(Ok(Err(frame))) => (Bytes::new(), Some(Ok(frame.into_trailers().ok()))),
+            Some(Err(error)) => (Bytes::new(), Some(Err(error))),
+            None => (Bytes::new(), Some(Ok(None))),
+        };
+        let length = self.length.map(|length| length.checked_sub(data.len() as u64));
+        match length {
+            // It is longer.
+            Some(None) => (data, end) = (Bytes::new(), Some(Err(BodyError::Length))),
+            // If this is the end, it is shorter.
+            Some(Some(1..)) => end = end.map(|end| end.and(Err(BodyError::Length))),
+            Some(Some(0)) | None => {}
+        }
+        self.length = length.flatten();
+        if end.is_some() {
+            let body = self.body.take();
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+        }
+        (data, end)
+    }
 }
 
 impl SharedBody {
-    /// Shares a body, whose headers may announce a length.
-    pub(super) fn new(
-        source: ResponseBody,
-        announced: Option<u64>,
-        limits: BodyLimits,
-    ) -> (Arc<Self>, Collector) {
-        let announced = announced.or_else(|| source.size_hint().exact());
-        let (state, moved) = (Mutex::default(), Notify::new());
-        let body = Arc::new(Self { limits, announced, state, moved });
-        let mut collector = Collector { body: body.clone(), source: Some(source) };
-        // Most bodies are there as a whole, and then so is what their readers get.
-        let _ = collector.advance().now_or_never();
-        (body, collector)
-    }
-
     /// Returns a reader from the start on, for the caller whose request the body answers or for
     /// another one. Fails for the latter with the error by which the body broke off, or with none
     /// if the first bytes are gone.
@@ -285,7 +344,6 @@ impl SharedBody {
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.is_left => return Err(None),
-            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
@@ -297,26 +355,15 @@ impl SharedBody {
         Ok(ResponseBody(BodySource::Shared(reader)))
     }
 
-    /// Adds data of the body and its end, and wakes the readers that wait. Returns whether the body
-    /// has ended.
-    fn receive(&self, data: Bytes, end: Option<BodyEnd>) -> bool {
+    /// Adds data of the body and its end, and wakes the readers that wait.
+    fn receive(&self, data: Bytes, end: Option<BodyEnd>) {
         let mut state = lock(&self.state);
-        let received = state.received.saturating_add(data.len() as u64);
-        let end = match (end, self.announced) {
-            (_, Some(announced)) if received > announced => Some(Err(BodyError::Length)),
-            (end, announced) => {
-                state.push(data);
-                let is_short = announced.is_some_and(|announced| received < announced);
-                end.map(|end| if is_short { end.and(Err(BodyError::Length)) } else { end })
-            }
-        };
+        state.push(data);
         state.end = state.end.take().or(end);
-        let has_ended = state.end.is_some();
         let waiting = state.readers.values_mut().filter_map(|reader| reader.waker.take());
         let waiting: Vec<_> = waiting.collect();
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
-        has_ended
     }
 
     /// Completes when the body has no reader any more. A body that none has begun to read is loaded
@@ -393,7 +440,11 @@ impl Collector {
             match wants_more {
                 false => body.moved.notified().await,
                 true if is_full && patience.is_zero() => {
-                    lock(&body.state).cut_off(body.limits.size);
+                    // The slow readers lose the oldest bytes.
+                    let mut state = lock(&body.state);
+                    while state.held() > body.limits.size {
+                        state.pieces.pop_front();
+                    }
                 }
                 true if is_full => {
                     let since = Instant::now();
@@ -408,25 +459,9 @@ impl Collector {
         }
     }
 
-    /// Takes the next frame of the body of the inner service, which may panic.
     async fn advance(&mut self) {
-        let Some(source) = &mut self.source else { return };
-        let next = async { (source.frame().await, source.is_end_stream()) };
-        let (frame, is_end) = AssertUnwindSafe(next)
-            .catch_unwind()
-            .await
-            .unwrap_or_else(|_panic| (Some(Err(BodyError::Panicked)), true));
-        let (data, end) = match frame.map(|frame| frame.map(Frame::into_data)) {
-            Some(Ok(Ok(data))) => (data, is_end.then_some(Ok(None))),
-            Some(Ok(Err(frame))) => (Bytes::new(), Some(Ok(frame.into_trailers().ok()))),
-            Some(Err(error)) => (Bytes::new(), Some(Err(error))),
-            None => (Bytes::new(), Some(Ok(None))),
-        };
-        if self.body.receive(data, end) {
-            // It is the code of the service, and may panic.
-            let source = self.source.take();
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(source)));
-        }
+        let (data, end) = self.source.next().await;
+        self.body.receive(data, end);
     }
 }
 
@@ -441,7 +476,7 @@ impl Drop for Collector {
         drop(state);
         match Handle::try_current() {
             Ok(runtime) if is_first => {
-                let (body, source) = (self.body.clone(), self.source.take());
+                let (body, source) = (self.body.clone(), mem::take(&mut self.source));
                 drop(runtime.spawn(Self { body, source }.serve()));
             }
             // Its readers are gone, or the runtime is.
@@ -521,13 +556,6 @@ impl State {
             self.pieces.pop_front();
         }
     }
-
-    /// Frees the oldest bytes, which slow readers have not read.
-    fn cut_off(&mut self, most: u64) {
-        while self.held() > most {
-            self.pieces.pop_front();
-        }
-    }
 }
 
 struct Reader {
@@ -565,12 +593,7 @@ impl Reader {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let state = lock(&self.body.state);
-        let length = match &state.end {
-            Some(Ok(_)) => Some(state.received),
-            _ => self.body.announced,
-        };
-        let left = length.map(|length| length.saturating_sub(self.place));
+        let left = self.body.announced.map(|length| length.saturating_sub(self.place));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
@@ -618,8 +641,8 @@ mod tests {
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
-            let (body, collector) = SharedBody::new(ResponseBody::single(hinted), None, LIMITS);
-            let mut reader = Box::pin(body.reader(true).unwrap());
+            let collector = ServiceBody::new(hinted).begin(None, LIMITS).1.unwrap();
+            let mut reader = Box::pin(collector.body.reader(true).unwrap());
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());
             for _ in 0..until {

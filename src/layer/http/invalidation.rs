@@ -16,8 +16,8 @@ use tracing::{Instrument, debug};
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::sole,
-    key::{host_of_groups, is_respelled, located, paths},
+    fields::text,
+    key::{Paths, Target, host, located},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -26,8 +26,9 @@ const INVALIDATION: HeaderName = HeaderName::from_static("cache-group-invalidati
 const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
 /// Returns a path before and behind the routers that removed a prefix from the path of a request.
-fn nested(parts: &Parts, path: String) -> Option<[String; 2]> {
-    let [all, routed] = paths(parts)?.map(|path| path.split('?').next().unwrap_or_default());
+fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
+    let paths = target.paths.each_ref();
+    let [all, routed] = paths.map(|path| path.split('?').next().unwrap_or_default());
     // The route `/` is the prefix itself, without a slash behind it.
     let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
     let rest = path.strip_prefix(prefix)?;
@@ -36,7 +37,7 @@ fn nested(parts: &Parts, path: String) -> Option<[String; 2]> {
         None | Some(b'?') => format!("/{rest}"),
         Some(_) => return None,
     };
-    Some([path, routed])
+    Some([path.into(), routed.into()])
 }
 
 /// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks
@@ -52,7 +53,7 @@ impl Http {
     pub(super) async fn invalidate(&self, target: &Parts, status: StatusCode, answer: &HeaderMap) {
         let is_good = status.is_success() || status.is_redirection();
         let names = [LOCATION, CONTENT_LOCATION];
-        let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
+        let locations = names.into_iter().filter_map(|name| text(answer, name)?);
         let keys = match is_good && !self.0.policy.coalesces && !is_grpc(answer) {
             true => self.outdated(target, locations),
             false => Vec::new(),
@@ -106,14 +107,19 @@ impl Http {
         parts: &'a Parts,
         locations: impl IntoIterator<Item = &'a str>,
     ) -> Vec<Key> {
-        let own = paths(parts);
-        let respelled = own.map(|[original, _]| original).filter(|path| is_respelled(path));
-        let locations = locations.into_iter().chain(respelled);
-        let located = locations.filter_map(|location| nested(parts, located(parts, location)??));
-        let mut keys: Vec<_> = own.into_iter().flat_map(|own| self.keys(parts, own)).collect();
-        for [original, routed] in located {
-            keys.extend(self.keys(parts, [&original, &routed]));
+        let Some(target) = Target::of(parts) else { return Vec::new() };
+        let at = |location: &str| nested(&target, located(parts, location)??);
+        let mut resources: Vec<_> = locations.into_iter().filter_map(at).collect();
+        if target.is_respelled {
+            resources.extend(at(&target.paths[0]));
         }
+        resources.push(target.paths.clone());
+        // Another request for one of them may name its scheme or not.
+        let schemes = ["", "http", "https", target.scheme];
+        let keys = resources.iter().flat_map(|paths| {
+            schemes.iter().filter_map(move |scheme| self.key(parts, scheme, paths))
+        });
+        let mut keys: Vec<_> = keys.collect();
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -130,7 +136,8 @@ impl Http {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
-        let Some(host) = host_of_groups(parts) else { return Vec::new() };
+        // The form of a target is no part of a group, so there is no scheme.
+        let Some(host) = host(parts, "").map(str::to_ascii_lowercase) else { return Vec::new() };
         let mut groups = listed(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());

@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Http,
-    fields::sole,
+    fields::text,
     header_names::{HeaderClass, classify},
 };
 use crate::key::Key;
@@ -35,21 +35,14 @@ use crate::key::Key;
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
-    /// Returns the keys of a resource on the host of a request, whether the target names its scheme
-    /// or not.
-    pub(super) fn keys(&self, parts: &Parts, paths: [&str; 2]) -> impl Iterator<Item = Key> {
-        let schemes = ["", "http", "https", scheme(parts)];
-        schemes.into_iter().filter_map(move |scheme| self.key(parts, scheme, paths))
-    }
-
-    /// Returns the key of a resource with these [`paths`] if its target names this scheme. It is
-    /// the same for all values of the parts. Returns `None` if the host is not clear, or if even a
+    /// Returns the key of a resource with these paths if its target names this scheme. It is the
+    /// same for all values of the parts. Returns `None` if the host is not clear, or if even a
     /// digest is too long.
     pub(super) fn key(
         &self,
         parts: &Parts,
         scheme: &str,
-        [original, routed]: [&str; 2],
+        [original, routed]: &Paths<'_>,
     ) -> Option<Key> {
         let settings = &self.0;
         let (verb, fields) = match settings.policy.coalesces {
@@ -104,40 +97,49 @@ pub(super) fn header_part(header: &str) -> KeyPart {
     })
 }
 
-/// Returns the path with its query before `Router::nest` removed a prefix, for `/a/items` and
-/// `/b/items` differ, and the path behind that. Returns `None` for the `*` of an `OPTIONS`.
-pub(super) fn paths(parts: &Parts) -> Option<[&str; 2]> {
-    let original = &parts.uri;
-    #[cfg(feature = "axum")]
-    let original = match parts.extensions.get::<axum::extract::OriginalUri>() {
-        Some(original) => &original.0,
-        None => original,
-    };
-    let [original, routed] = [original, &parts.uri].map(Uri::path_and_query);
-    let paths = [original?.as_str(), routed?.as_str()];
-    paths.iter().all(|path| path.starts_with('/')).then_some(paths)
+/// The path with its query before `Router::nest` removed a prefix, for `/a/items` and `/b/items`
+/// differ, and the path behind that. Both are in normal form.
+pub(super) type Paths<'a> = [Cow<'a, str>; 2];
+
+/// What a request asks its host for.
+pub(super) struct Target<'a> {
+    /// The scheme that an HTTP/1.1 request names in front of its host, which few do. Requests of
+    /// HTTP/2 always name one, and must share with them.
+    pub(super) scheme: &'a str,
+    pub(super) paths: Paths<'a>,
+    /// The service may take a path for another one than its normal form is. No segment of dots is
+    /// removed from the key, because a service may not remove it either.
+    pub(super) is_respelled: bool,
 }
 
-/// Returns the scheme that an HTTP/1.1 request names in front of its host, which few do. Requests
-/// of HTTP/2 always name one, and must share with them.
-pub(super) fn scheme(parts: &Parts) -> &str {
-    let names_it = parts.version < Version::HTTP_2;
-    parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
-}
-
-/// Returns the host of a request, in whose groups its responses are. The form of a target is no
-/// part of that, so there is no scheme. Returns `None` if the host is not clear.
-pub(super) fn host_of_groups(parts: &Parts) -> Option<String> {
-    Some(host(parts, scheme(parts))?.to_ascii_lowercase())
+impl<'a> Target<'a> {
+    /// Returns `None` for the `*` of an `OPTIONS`.
+    pub(super) fn of(parts: &'a Parts) -> Option<Self> {
+        let original = &parts.uri;
+        #[cfg(feature = "axum")]
+        let original = match parts.extensions.get::<axum::extract::OriginalUri>() {
+            Some(original) => &original.0,
+            None => original,
+        };
+        let told = [original.path_and_query()?.as_str(), parts.uri.path_and_query()?.as_str()];
+        if !told.iter().all(|path| path.starts_with('/')) {
+            return None;
+        }
+        let paths = told.map(normal);
+        let is_respelled = paths.iter().zip(told).any(|(normal, told)| {
+            let mut segments = normal.split('?').next().into_iter().flat_map(|it| it.split('/'));
+            normal.len() != told.len() || segments.any(|segment| matches!(segment, "." | ".."))
+        });
+        let names_it = parts.version < Version::HTTP_2;
+        let scheme = parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default();
+        Some(Self { scheme, paths, is_respelled })
+    }
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 /// Returns `None` if it has an invalid character, or if there are two.
-fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
-    let header = match parts.headers.contains_key(HOST) {
-        true => Some(sole(&parts.headers, HOST)?.to_str().ok()?),
-        false => None,
-    };
+pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
+    let header = text(&parts.headers, HOST)?;
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
     let mut known: Option<&str> = None;
     for host in [header, parts.uri.authority().map(Authority::as_str)].into_iter().flatten() {
@@ -199,21 +201,22 @@ impl Query {
         self
     }
 
-    /// Returns a path with its query as it is in the key: in normal form.
+    /// Returns a path with its query, both in normal form, as it is in the key.
     ///
     /// A hash follows a `#`, which no query has. So it is never the query of another request.
     pub(super) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
-        let normal = normal(path_and_query);
-        let Some((path, query)) = normal.split_once('?') else { return normal };
+        let Some((path, query)) = path_and_query.split_once('?') else {
+            return path_and_query.into();
+        };
         let changes = self.sorts || !self.ignored.is_empty();
         let query = if changes { self.counting(query).into() } else { Cow::from(query) };
         match query.is_empty() && changes {
-            true => path.to_owned().into(),
+            true => path.into(),
             false if self.hashes || query.len() > LONGEST => {
                 format!("{path}?#{}", hex(Sha256::digest(&*query))).into()
             }
             false if changes => format!("{path}?{query}").into(),
-            false => normal,
+            false => path_and_query.into(),
         }
     }
 
@@ -312,14 +315,6 @@ fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
     names.find(is_name).unwrap_or(host)
 }
 
-/// Returns whether the service may take a path and its query for another one than their normal form
-/// is. No segment of dots is removed from the key, because a service may not remove it either.
-pub(super) fn is_respelled(path: &str) -> bool {
-    let normal = normal(path);
-    let mut segments = normal.split('?').next().into_iter().flat_map(|path| path.split('/'));
-    normal.len() != path.len() || segments.any(|segment| matches!(segment, "." | ".."))
-}
-
 /// Reads a path or a URL that a header names. Returns its path with its query, in normal form, or
 /// `Some(None)` if it names another host than the request. Ports differ with the scheme, so they do
 /// not count. Returns `None` for a reference that is relative to a path, which is rare.
@@ -333,7 +328,7 @@ pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
     if !path.starts_with(['/', '?']) || location.scheme().is_some() != location.host().is_some() {
         return None;
     }
-    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
+    let named = || text(&parts.headers, HOST)??.parse::<Authority>().ok();
     let own = parts.uri.authority().cloned().or_else(named);
     let is_other = |(host, own): (&str, Authority)| !host.eq_ignore_ascii_case(own.host());
     Some((!location.host().zip(own).is_some_and(is_other)).then(|| without_dots(path)))

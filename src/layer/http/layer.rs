@@ -7,7 +7,7 @@ use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
-    key::{KeyPart, header_part, paths, scheme},
+    key::{KeyPart, Target, header_part},
     marks::Marks,
     service::error_response,
 };
@@ -220,7 +220,8 @@ impl BellwetherLayer<Http> {
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
     /// request.
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        self.mode.key(parts, scheme(parts), paths(parts)?)
+        let target = Target::of(parts)?;
+        self.mode.key(parts, target.scheme, &target.paths)
     }
 
     fn with(mut self, set: impl FnOnce(&mut HttpSettings)) -> Self {

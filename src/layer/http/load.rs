@@ -3,21 +3,19 @@
 //! An answer that may be shared is announced with its head, and callers read its body while it
 //! arrives.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
+use http_body_util::Full;
 use tokio::{sync::oneshot, time::Instant};
 use tower_service::Service;
 use tracing::debug;
 
 use super::{
     BodyError, CachedResponse, ResponseBody,
-    body::{BodyLimits, Collector, NotCollected, SharedBody},
+    body::{BodyLimits, Collector, NotCollected, ServiceBody, SharedBody},
     cached::ResponseHead,
     invalidation::GROUPS,
     request::Asked,
@@ -43,7 +41,10 @@ pub(super) trait ServiceCall: Send + 'static {
     type Error: Send + 'static;
 
     /// Sends the request with this head, once the service is ready.
-    fn send(self, head: request::Parts) -> impl Future<Output = CallResult<Self::Error>> + Send;
+    fn send(
+        self,
+        head: request::Parts,
+    ) -> impl Future<Output = Result<Response<ServiceBody>, Self::Error>> + Send;
 }
 
 impl<S, B, ResBody> ServiceCall for (S, B)
@@ -56,10 +57,10 @@ where
 {
     type Error = S::Error;
 
-    async fn send(self, head: request::Parts) -> CallResult<S::Error> {
+    async fn send(self, head: request::Parts) -> Result<Response<ServiceBody>, S::Error> {
         let (inner, body) = self;
         let request = Request::from_parts(head, body);
-        Ok(layer::oneshot(inner, request).await?.map(ResponseBody::single))
+        Ok(layer::oneshot(inner, request).await?.map(ServiceBody::new))
     }
 }
 
@@ -85,7 +86,8 @@ pub(super) async fn load<C: ServiceCall>(
         call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
     let mut head = asked.question.for_all();
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
-    let load = ResponseLoad { asked, begun: Instant::now(), lead };
+    let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
+    let load = ResponseLoad { asked, begun: Instant::now(), lead, forward };
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
@@ -104,6 +106,8 @@ struct ResponseLoad {
     asked: Asked,
     begun: Instant,
     lead: Lead<CachedResponse>,
+    /// Why its request was sent.
+    forward: Forward,
 }
 
 impl ResponseLoad {
@@ -112,9 +116,9 @@ impl ResponseLoad {
         &self,
         stale: &CachedResponse,
         newer: &HeaderMap,
-    ) -> Result<Response<ResponseBody>, Error> {
+    ) -> Result<Response<ServiceBody>, Error> {
         if let Some(renewed) = renewed(stale, newer) {
-            return Ok(renewed.map(ResponseBody::whole));
+            return Ok(renewed.map(|bytes| ServiceBody::new(Full::new(bytes))));
         }
         if stale.head.only_validates {
             self.remove_stored().await;
@@ -125,7 +129,7 @@ impl ResponseLoad {
     /// Returns what the flight lands with. Its caller has the response at once.
     async fn land<E>(
         self,
-        response: Response<ResponseBody>,
+        response: Response<ServiceBody>,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let Asked { http, place, question } = &self.asked;
@@ -136,9 +140,13 @@ impl ResponseLoad {
             false => http.judge(question, self.begun.elapsed(), &parts, &body),
         };
         let (request, limit) = (&question.head.headers, http.0.cache.settings().max_key);
-        let shared = judged.and_then(|shareable| {
-            let variant = place.variant(&shareable.vary, request, limit);
-            Ok((shareable, variant.ok_or(Unshared::Uncacheable("vary"))?))
+        let shared = judged.and_then(|mut shareable| {
+            shareable.vary.retain(|name| !place.names.contains(name));
+            if shareable.vary.is_empty() {
+                return Ok((shareable, None));
+            }
+            let variant = place.variant(shareable.vary.clone(), request, limit);
+            Ok((shareable, Some(variant.ok_or(Unshared::Uncacheable("vary"))?)))
         });
         match shared {
             Ok((shareable, variant)) => {
@@ -154,14 +162,14 @@ impl ResponseLoad {
         &self,
         why: Unshared,
         parts: Parts,
-        body: ResponseBody,
+        body: ServiceBody,
         answer: oneshot::Sender<CallResult<E>>,
     ) -> Produced<CachedResponse> {
         self.end_stored(parts.status).await;
         let Asked { http, place, question } = &self.asked;
         let marks = &http.0.marks;
         let (forward, produced) = match why {
-            Unshared::Failing => (self.forward(), failing(question, &parts, &self.lead)),
+            Unshared::Failing => (self.forward.clone(), failing(question, &parts, &self.lead)),
             Unshared::Reserved => {
                 marks.set(&place.lasting, true);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
@@ -171,8 +179,8 @@ impl ResponseLoad {
                 (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
             }
         };
-        let response = Response::from_parts(parts, body);
-        drop(answer.send(Ok(http.explained(response, || forward))));
+        let response = Response::from_parts(parts, ResponseBody::single(body));
+        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
         produced
     }
 
@@ -180,11 +188,11 @@ impl ResponseLoad {
     fn announce<E>(
         &self,
         parts: Parts,
-        body: ResponseBody,
+        body: ServiceBody,
         shareable: Shareable,
         variant: Option<Variant>,
         answer: oneshot::Sender<CallResult<E>>,
-    ) -> (Arc<StreamedResponse>, Collector) {
+    ) -> (Arc<StreamedResponse>, Option<Collector>) {
         let (settings, lead) = (&self.asked.http.0, &self.lead);
         let Shareable { windows, age, .. } = shareable;
         let limits = BodyLimits {
@@ -194,17 +202,18 @@ impl ResponseLoad {
         };
         let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
         tags.into_iter().for_each(|tag| lead.tag(tag));
-        let (body, collector) = SharedBody::new(body, shareable.announced, limits);
+        let (body, collector) = body.begin(shareable.announced, limits);
         let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
-        let (forward, received) = (self.forward(), Instant::now());
-        let streamed =
-            Arc::new(StreamedResponse { head, body, variant, forward, received, windows, age });
+        let response = CachedResponse { head, body, age, late: 0 };
+        let arriving = collector.as_ref().map(|it| it.body.clone());
+        let (forward, received) = (self.forward.clone(), Instant::now());
+        let streamed = StreamedResponse { response, arriving, variant, forward, received, windows };
+        let streamed = Arc::new(streamed);
         if let Ok(response) = streamed.response(true) {
             let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
-            let ttl = Some(windows.fresh.as_secs()).filter(|_| is_stored);
-            let ttl = ttl.and_then(|seconds| seconds.try_into().ok());
-            let response =
-                self.asked.http.with_source(response, lead.source(), ttl, &streamed.forward);
+            let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
+            let (http, source) = (&self.asked.http, Some(lead.source()));
+            let response = http.explained(response, &streamed.forward, source, ttl);
             drop(answer.send(Ok(response)));
         }
         lead.announce(streamed.clone());
@@ -216,11 +225,14 @@ impl ResponseLoad {
     async fn collect(
         &self,
         streamed: &StreamedResponse,
-        collector: Collector,
+        collector: Option<Collector>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        match collector.collect().await {
-            Ok(bytes) => {
-                let (response, windows) = streamed.complete(bytes);
+        let collected = match collector {
+            None => Ok((streamed.response.clone(), streamed.windows)),
+            Some(collector) => collector.collect().await.map(|bytes| streamed.complete(bytes)),
+        };
+        match collected {
+            Ok((response, windows)) => {
                 match &streamed.variant {
                     None if windows.fresh.is_zero() => self.lead.do_not_store(),
                     None => self.lead.keep(windows),
@@ -234,7 +246,7 @@ impl ResponseLoad {
                 Ok(Produced::Value(response))
             }
             Err(NotCollected::Unfit) => {
-                self.end_stored(streamed.head.status).await;
+                self.end_stored(streamed.response.status()).await;
                 self.asked.http.0.marks.set(&self.asked.place.lasting, false);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
@@ -246,18 +258,13 @@ impl ResponseLoad {
         }
     }
 
-    /// Returns why the request was sent to the service.
-    fn forward(&self) -> Forward {
-        if self.lead.replaces() { Forward::Stale } else { self.asked.place.miss.clone() }
-    }
-
     /// Removes the stored response, if an answer with this status says that it is of no use. One
     /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
     /// the moment.
     async fn end_stored(&self, status: StatusCode) {
         let says_nothing =
             status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized() {
+        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized {
             self.remove_stored().await;
         }
     }
@@ -271,10 +278,11 @@ impl ResponseLoad {
     }
 }
 
-/// The head of a response that is shared while its body arrives, and the body as far as it has.
+/// A response that callers share before it is stored, and while its body arrives.
 pub(super) struct StreamedResponse {
-    head: Arc<ResponseHead>,
-    body: Arc<SharedBody>,
+    /// The response when it was received. Its body is here if it was there at once.
+    response: CachedResponse,
+    arriving: Option<Arc<SharedBody>>,
     /// Which variant it is, if its flight did not know that.
     pub(super) variant: Option<Variant>,
     /// Why the request was sent that it answers.
@@ -282,8 +290,6 @@ pub(super) struct StreamedResponse {
     received: Instant,
     /// They begin with the head. All are zero if it is for those only that ask meanwhile.
     windows: Windows,
-    /// Its age when it was received, in seconds.
-    age: u64,
 }
 
 impl StreamedResponse {
@@ -295,31 +301,28 @@ impl StreamedResponse {
         &self,
         is_own: bool,
     ) -> Result<Response<ResponseBody>, Option<BodyError>> {
-        let elapsed = self.received.elapsed();
-        if !is_own && self.late(elapsed).is_some() {
+        let (elapsed, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        if !is_own && !lifetime.is_zero() && elapsed >= lifetime {
             return Err(None);
         }
-        let age = self.age.saturating_add(elapsed.as_secs());
-        let body = self.body.reader(is_own)?;
-        Ok(self.head.clone().with_age(body, Some(age).filter(|age| *age > 0)))
-    }
-
-    /// Returns for how long the response is no longer fresh, so long after its head came.
-    fn late(&self, elapsed: Duration) -> Option<Duration> {
-        let lifetime = self.windows.fresh;
-        elapsed.checked_sub(lifetime).filter(|_| !lifetime.is_zero())
-    }
-
-    /// Returns the whole response, and the windows that are left of it.
-    fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
-        let took = self.received.elapsed();
-        let late = self.late(took).unwrap_or_default();
-        let response = CachedResponse {
-            head: self.head.clone(),
-            body,
-            age: self.age.saturating_add(took.as_secs()),
-            late: late.as_millis().try_into().unwrap_or(u32::MAX),
+        let CachedResponse { head, body, age, .. } = self.response.clone();
+        let age = age.saturating_add(elapsed.as_secs());
+        let body = match &self.arriving {
+            Some(arriving) => arriving.reader(is_own)?,
+            None => ResponseBody::whole(body),
         };
-        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
+        Ok(head.with_age(body, Some(age).filter(|age| *age > 0)))
+    }
+
+    /// Returns the response with its whole body, and the windows that are left of it.
+    fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
+        let (took, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        let mut response = CachedResponse { body, ..self.response.clone() };
+        response.age = response.age.saturating_add(took.as_secs());
+        if !lifetime.is_zero() {
+            let late = took.saturating_sub(lifetime).as_millis();
+            response.late = late.try_into().unwrap_or(u32::MAX);
+        }
+        (response, Windows { fresh: lifetime.saturating_sub(took), ..self.windows })
     }
 }

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::{
     Http,
     conditions::TERMS,
-    fields::{Directives, names_no_field, pragma},
+    fields::{Directives, names_no_field},
     header_names::{HeaderClass, classify},
-    key::{is_named, is_respelled, may_hold_another, paths, scheme, texts},
+    key::{Target, is_named, may_hold_another, texts},
     status::Forward,
     variants::{KEY_LENGTH, Place},
 };
@@ -26,6 +26,8 @@ pub(super) struct Question {
     pub(super) head: Parts,
     /// When it came.
     pub(super) since: Instant,
+    /// It has an `Authorization`, so its answer may be for its user alone.
+    pub(super) is_authorized: bool,
 }
 
 impl Question {
@@ -37,10 +39,6 @@ impl Question {
             head.headers.remove(name);
         }
         head
-    }
-
-    pub(super) fn is_authorized(&self) -> bool {
-        self.head.headers.contains_key(AUTHORIZATION)
     }
 }
 
@@ -72,8 +70,8 @@ impl Http {
         if let Some(name) = parts.headers.keys().find(forbids) {
             return Err(Forward::Header(name.clone()));
         }
-        let paths = paths(parts).filter(|paths| !paths.iter().any(|path| is_respelled(path)));
-        let key = paths.and_then(|paths| self.key(parts, scheme(parts), paths));
+        let target = Target::of(parts).filter(|target| !target.is_respelled);
+        let key = target.and_then(|target| self.key(parts, target.scheme, &target.paths));
         let key = key.ok_or(Forward::Key)?;
         let texts = match settings.key_parts.is_empty() || coalesces {
             true => None,
@@ -92,13 +90,12 @@ impl Http {
             AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => are_ignored(&settings.ignored_cookies, headers),
             CONNECTION => names_no_field(headers),
-            CACHE_CONTROL => Directives::parse(headers, name).is_some_and(|wanted| {
+            // Section 5.4: it does not count beside `Cache-Control`.
+            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
+            CACHE_CONTROL | PRAGMA => Directives::parse(headers, name).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
                 !is_refused && (accepts_no_cache || !wanted.no_cache)
             }),
-            // Section 5.4: it does not count beside `Cache-Control`.
-            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
-            PRAGMA => accepts_no_cache || !pragma(headers),
             _ => match classify(name.as_str()) {
                 HeaderClass::Harmless => true,
                 HeaderClass::Forbidden => false,

@@ -10,18 +10,19 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
-        CONNECTION, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES, LAST_MODIFIED,
-        LOCATION, ORIGIN, SET_COOKIE, TRAILER,
+        CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES,
+        LAST_MODIFIED, LOCATION, ORIGIN, PRAGMA, SET_COOKIE, TRAILER,
     },
     response::Parts,
 };
 use http_body::Body;
 
 use super::{
-    Http, ResponseBody,
+    Http,
+    body::ServiceBody,
     cached::encoded_head_len,
-    fields::{Directives, content_length, date, listed, pragma, seconds, vary},
-    key::{located, paths},
+    fields::{Directives, date, listed, seconds, text, vary},
+    key::{Target, located},
     layer::HttpSettings,
     request::Question,
     validation::VALIDATORS,
@@ -47,6 +48,9 @@ const PERSONAL: [HeaderName; 4] = [
     TRAILER,
 ];
 
+/// Content types of streams without an end.
+const ENDLESS: [&[u8]; 2] = [b"text/event-stream", b"multipart/x-mixed-replace"];
+
 /// A response that may be shared, if its body is complete and within the limit.
 pub(super) struct Shareable {
     /// The remaining lifetime, and what follows it. All are zero if only those may have the
@@ -71,7 +75,7 @@ impl Http {
         question: &Question,
         took: Duration,
         parts: &Parts,
-        body: &ResponseBody,
+        body: &ServiceBody,
     ) -> Result<Shareable, Unshared> {
         let is_error = parts.status.is_client_error() || parts.status.is_server_error();
         let unshared = |why| if is_error { Unshared::Failing } else { Unshared::Uncacheable(why) };
@@ -84,7 +88,7 @@ impl Http {
         let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
         let is_for_all = public || must_revalidate || s_maxage.is_some();
         let shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
-        match question.is_authorized() && !is_for_all {
+        match question.is_authorized && !is_for_all {
             true => Err(Unshared::Reserved),
             false => Ok(shareable),
         }
@@ -107,10 +111,11 @@ impl<'a> Judged<'a> {
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
         let (headers, limit) = (&parts.headers, settings.cache.settings().max_value);
         listed(headers, &CONNECTION).ok_or("connection")?;
+        let length = text(headers, CONTENT_LENGTH).ok_or("content-length")?;
         Ok(Self {
             settings,
             parts,
-            announced: content_length(headers).ok_or("content-length")?,
+            announced: length.map(|it| seconds(it).ok_or("content-length")).transpose()?,
             body_limit: limit.saturating_sub(encoded_head_len(headers)) as u64,
             // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
             vary: vary(headers).ok_or("vary")?,
@@ -120,8 +125,9 @@ impl<'a> Judged<'a> {
     }
 
     /// Returns the rules that forbid to share a response, and whether each does so here.
-    fn rules(&self, question: &Question, body: &ResponseBody) -> [(&'static str, bool); 13] {
-        let (policy, &Parts { status, ref headers, .. }) = (&self.settings.policy, self.parts);
+    fn rules(&self, question: &Question, body: &ServiceBody) -> [(&'static str, bool); 15] {
+        let (policy, it) = (&self.settings.policy, &self.directives);
+        let &Parts { status, ref headers, .. } = self.parts;
         let has = |name: &HeaderName| headers.contains_key(name);
         let ignores = |name: HeaderName| !self.vary.contains(&name);
         let is_careful = !policy.is_rfc9111;
@@ -131,11 +137,14 @@ impl<'a> Judged<'a> {
         let has_credentials = has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
         let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
         let names_origin = origins.any(|origin| origin != "*");
-        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        let kinds = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
+        let mut kinds = kinds.map(|kind| kind.trim_ascii_start().to_ascii_lowercase());
+        let pragma = Directives::parse(headers, &PRAGMA);
+        let is_empty = body.frames.is_end_stream() || body.hint.exact() == Some(0);
         [
             ("body", announced > 0 && is_empty),
-            ("size", announced.max(body.size_hint().lower()) > self.body_limit),
-            ("content-type", is_endless(headers)),
+            ("size", announced.max(body.hint.lower()) > self.body_limit),
+            ("content-type", kinds.any(|kind| ENDLESS.iter().any(|it| kind.starts_with(it)))),
             ("set-cookie", has(&SET_COOKIE)),
             ("personal", PERSONAL.iter().any(has)),
             ("vary", policy.coalesces && !self.vary.is_empty()),
@@ -143,11 +152,14 @@ impl<'a> Judged<'a> {
             ("vary-origin", ignores(ORIGIN) && (has_credentials || names_origin)),
             // Some clients cannot read the encoding.
             ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
-            ("pragma", is_careful && pragma(headers)),
+            ("pragma", is_careful && pragma.is_none_or(|it| it.no_cache || it.malformed)),
             ("content-range", is_careful && has(&CONTENT_RANGE)),
             ("status", is_unknown || (is_careful && is_unnamed)),
             ("location", status.is_redirection() && self.redirects_to_itself(question)),
-            ("cache-control", self.forbids_storing()),
+            ("cache-control", it.restricts || (it.must_understand && !is_understood(status))),
+            ("cache-control", is_careful && (it.malformed || it.no_cache || it.private)),
+            // It is for caches that know no `must-understand` (RFC 9111, section 5.2.2.3).
+            ("cache-control", it.no_store && (is_careful || !it.must_understand)),
         ]
     }
 
@@ -156,29 +168,13 @@ impl<'a> Judged<'a> {
     /// key, and would get the redirect again.
     fn redirects_to_itself(&self, question: &Question) -> bool {
         let (asked, query) = (&question.head, &self.settings.query);
-        let own = paths(asked).map_or("/", |[original, _]| original);
-        let is_itself = |path: String| query.apply(&path) == query.apply(own);
+        let own = Target::of(asked).map_or("/".into(), |Target { paths: [own, _], .. }| own);
+        let is_itself = |path: String| query.apply(&path) == query.apply(&own);
         self.parts.headers.get_all(LOCATION).iter().any(|location| {
             let location = location.to_str().ok().and_then(|it| located(asked, it));
             // One that cannot be read may lead anywhere.
             location.is_none_or(|path| path.is_some_and(is_itself))
         })
-    }
-
-    /// Returns whether the directives forbid to store the response (RFC 9111, section 3).
-    fn forbids_storing(&self) -> bool {
-        let (it, status) = (&self.directives, self.parts.status);
-        let is_understood =
-            || is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307);
-        if it.restricts || (it.must_understand && !is_understood()) {
-            return true;
-        }
-        match self.settings.policy.is_rfc9111 {
-            // Where the status is understood, `must-understand` takes the place of `no-store`,
-            // which is for caches that know only that one (RFC 9111, section 5.2.2.3).
-            true => it.no_store && !it.must_understand,
-            false => it.no_store || it.malformed || it.no_cache || it.private,
-        }
     }
 
     /// Returns how the response may be shared, unless it is not fresh.
@@ -228,7 +224,10 @@ impl<'a> Judged<'a> {
             return Some(Duration::from_secs(seconds));
         }
         if it.is_targeted || !headers.contains_key(EXPIRES) {
-            return self.unnamed_lifetime();
+            let (status, policy) = (self.parts.status, &self.settings.policy);
+            let default = self.settings.default_lifetime.filter(|_| status == StatusCode::OK);
+            let lifetime = policy.statuses.get(&status).copied().or(default);
+            return lifetime.or_else(|| self.heuristic()).filter(|lifetime| !lifetime.is_zero());
         }
         // The clock of this process may be wrong, so the careful policy wants a date.
         let sent = date(headers, DATE).or(Some(self.received).filter(|_| !is_careful));
@@ -237,20 +236,18 @@ impl<'a> Judged<'a> {
         Some(left.unwrap_or_default())
     }
 
-    /// Returns the lifetime of a response that names none: that of its status, the default one, or
-    /// by RFC 9111 a tenth of the time since its last change (section 4.2.2).
-    fn unnamed_lifetime(&self) -> Option<Duration> {
-        let (status, policy) = (self.parts.status, &self.settings.policy);
-        let default = self.settings.default_lifetime.filter(|_| status == StatusCode::OK);
-        let is_heuristic =
-            policy.is_rfc9111 && (is_heuristically_cacheable(status) || self.directives.public);
-        let heuristic = || {
-            let changed = date(&self.parts.headers, LAST_MODIFIED).filter(|_| is_heuristic)?;
-            let sent = date(&self.parts.headers, DATE).unwrap_or(self.received);
-            Some((sent.duration_since(changed).ok()? / 10).min(HEURISTIC_LIMIT))
-        };
-        let lifetime = policy.statuses.get(&status).copied().or(default).or_else(heuristic);
-        lifetime.filter(|lifetime| !lifetime.is_zero())
+    /// Returns the lifetime that RFC 9111 permits to a response without any: a tenth of the time
+    /// since its last change (section 4.2.2).
+    fn heuristic(&self) -> Option<Duration> {
+        let &Parts { status, ref headers, .. } = self.parts;
+        if !self.settings.policy.is_rfc9111
+            || !(is_heuristically_cacheable(status) || self.directives.public)
+        {
+            return None;
+        }
+        let sent = date(headers, DATE).unwrap_or(self.received);
+        let unchanged = sent.duration_since(date(headers, LAST_MODIFIED)?).ok()?;
+        Some((unchanged / 10).min(HEURISTIC_LIMIT))
     }
 }
 
@@ -259,14 +256,9 @@ fn is_heuristically_cacheable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// Returns whether the content type is one of streams without an end.
-fn is_endless(headers: &HeaderMap) -> bool {
-    let streams = |line: &HeaderValue| {
-        let line = line.as_bytes().to_ascii_lowercase();
-        let kind = line.trim_ascii_start();
-        kind.starts_with(b"text/event-stream") || kind.starts_with(b"multipart/x-mixed-replace")
-    };
-    headers.get_all(CONTENT_TYPE).iter().any(streams)
+/// Whether its rules are followed here, as `must-understand` demands.
+fn is_understood(status: StatusCode) -> bool {
+    is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
 }
 
 /// The longest lifetime by a heuristic.

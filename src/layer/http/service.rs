@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{CACHE_CONTROL, RETRY_AFTER},
+    header::{AUTHORIZATION, CACHE_CONTROL, RETRY_AFTER},
 };
 use http_body::Body;
 use tokio::{
@@ -53,7 +53,8 @@ where
         let http = self.mode.clone();
         let (head, body) = request.into_parts();
         let admitted = http.admit(&head, &body);
-        let question = Arc::new(Question { head, since: Instant::now() });
+        let is_authorized = head.headers.contains_key(AUTHORIZATION);
+        let question = Arc::new(Question { head, since: Instant::now(), is_authorized });
         let call = (self.inner.clone(), body);
         match admitted {
             Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
@@ -97,7 +98,8 @@ impl Http {
                 Some(_) => {}
             }
         }
-        Ok(self.explained(Response::from_parts(parts, body), || why))
+        let response = Response::from_parts(parts, ResponseBody::single(body));
+        Ok(self.explained(response, &why, None, None))
     }
 }
 
@@ -156,9 +158,8 @@ impl Asked {
     async fn fly<C: ServiceCall>(&self, call: C) -> Settled<C> {
         let Self { http, place, question } = self;
         let settings = &http.0;
-        let is_authorized = question.is_authorized();
-        let Some(on_uncacheable) = settings.marks.on_uncacheable(&place.lasting, is_authorized)
-        else {
+        let mark = settings.marks.on_uncacheable(&place.lasting, question.is_authorized);
+        let Some(on_uncacheable) = mark else {
             return Err((call, Next::Alone(Forward::Uncacheable(None))));
         };
         if place.parts.is_some() {
@@ -233,7 +234,7 @@ impl Asked {
                 Ok(response) => return Ok(Ok(response)),
                 Err(next) => next,
             },
-            FlightResult::Alone(Alone::Reserved) if !question.is_authorized() => Next::Retry(None),
+            FlightResult::Alone(Alone::Reserved) if !question.is_authorized => Next::Retry(None),
             FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
             FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
         };
@@ -258,7 +259,8 @@ impl Asked {
             None => alone,
         })?;
         self.http.0.cache.counters().served(source);
-        let response = self.http.with_source(response, Source::Followed, None, &streamed.forward);
+        let source = Some(Source::Followed);
+        let response = self.http.explained(response, &streamed.forward, source, None);
         Ok(self.question.answer(response))
     }
 }
@@ -282,7 +284,7 @@ impl Http {
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());
         let response = head.with_age(ResponseBody::whole(body), Some(age));
-        self.with_source(response, source, ttl, &place.miss)
+        self.explained(response, &place.miss, Some(source), ttl)
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
@@ -292,7 +294,7 @@ impl Http {
             *response.body_mut() = ResponseBody::default();
         }
         match error.retry_after() {
-            Some(_) => self.explained(response, || "detail=backing-off"),
+            Some(_) => self.explained(response, &Forward::BackingOff, None, None),
             None => response,
         }
     }

@@ -31,6 +31,8 @@ pub(super) enum Forward {
     Uncacheable(Option<&'static str>),
     /// Too many loads are under way.
     Full,
+    /// Loads of its key have failed, so the service is left alone for now.
+    BackingOff,
 }
 
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
@@ -49,6 +51,7 @@ impl Display for Forward {
                 return write!(f, "fwd=uri-miss; detail=\"uncacheable: {why}\"");
             }
             Self::Full => "fwd=uri-miss; detail=overloaded",
+            Self::BackingOff => "detail=backing-off",
         })
     }
 }
@@ -62,50 +65,42 @@ pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
     }
 }
 
-/// Returns the parameters for a response from this source, which is fresh for so many seconds if it
-/// is stored.
-fn parameters(source: Source, ttl: Option<i64>, miss: &Forward) -> String {
+/// Returns the parameters for a response from this source, or for one to its caller alone. It is
+/// fresh for so many seconds if it is stored.
+fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> String {
     let ttl = ttl.map(|ttl| format!("; ttl={ttl}"));
     match (source, ttl.as_deref().unwrap_or_default()) {
-        (Source::Hit | Source::Local, ttl) => format!("hit{ttl}"),
-        (Source::Stale, ttl) => format!("hit{ttl}; detail=stale"),
-        (Source::Led, "") => miss.to_string(),
-        (Source::Led, ttl) => format!("{miss}; stored{ttl}"),
-        (Source::Followed | Source::Received, _) => format!("{miss}; collapsed"),
-        (Source::Degraded, _) => format!("{miss}; detail=degraded"),
+        (Some(Source::Hit | Source::Local), ttl) => format!("hit{ttl}"),
+        (Some(Source::Stale), ttl) => format!("hit{ttl}; detail=stale"),
+        (None, _) | (Some(Source::Led), "") => forward.to_string(),
+        (Some(Source::Led), ttl) => format!("{forward}; stored{ttl}"),
+        (Some(Source::Followed | Source::Received), _) => format!("{forward}; collapsed"),
+        (Some(Source::Degraded), _) => format!("{forward}; detail=degraded"),
     }
 }
 
 impl Http {
-    /// Counts a response from this source, which is fresh for so many seconds if it is stored. Adds
-    /// the header.
-    pub(super) fn with_source(
-        &self,
-        response: Response<ResponseBody>,
-        source: Source,
-        ttl: Option<i64>,
-        forward: &Forward,
-    ) -> Response<ResponseBody> {
-        let counters = self.0.cache.counters();
-        match forward {
-            _ if matches!(source, Source::Hit | Source::Local | Source::Stale) => {}
-            Forward::VaryMiss => counters.missed_variant.add(),
-            Forward::Stale => counters.missed_stale.add(),
-            _ => {}
-        }
-        self.explained(response, || parameters(source, ttl, forward))
-    }
-
-    /// Adds the header, if that was asked for.
-    pub(super) fn explained<T: Display>(
+    /// Adds the header, if that was asked for. Counts why a response was not stored, if it has a
+    /// source: one to its caller alone has none.
+    pub(super) fn explained(
         &self,
         mut response: Response<ResponseBody>,
-        parameters: impl FnOnce() -> T,
+        forward: &Forward,
+        source: Option<Source>,
+        ttl: Option<i64>,
     ) -> Response<ResponseBody> {
-        if self.0.tells_status
-            && let Ok(value) = HeaderValue::try_from(format!("bellwether; {}", parameters()))
-        {
-            response.headers_mut().append("cache-status", value);
+        let counters = self.0.cache.counters();
+        match (source, forward) {
+            (None | Some(Source::Hit | Source::Local | Source::Stale), _) => {}
+            (_, Forward::VaryMiss) => counters.missed_variant.add(),
+            (_, Forward::Stale) => counters.missed_stale.add(),
+            _ => {}
+        }
+        if self.0.tells_status {
+            let status = format!("bellwether; {}", parameters(forward, source, ttl));
+            if let Ok(status) = HeaderValue::try_from(status) {
+                response.headers_mut().append("cache-status", status);
+            }
         }
         response
     }

@@ -95,7 +95,7 @@ pub(super) struct Place {
     /// How many markers lead to it.
     depth: u8,
     /// The headers that select it.
-    names: Vec<HeaderName>,
+    pub(super) names: Vec<HeaderName>,
     /// Why a request is sent to the service if nothing is stored here.
     pub(super) miss: Forward,
 }
@@ -145,28 +145,23 @@ impl Place {
         }
     }
 
-    /// Returns the variant that a response is which the flight of this place has loaded, or `None`
-    /// in it if the response belongs to this place. `names` are those of its `Vary`.
+    /// Returns the variant that a response is which the flight of this place has loaded. `names`
+    /// are those of its `Vary` that do not select this place.
     ///
     /// Returns `None` if the response belongs nowhere, because its `Vary` has no end, or a key is
     /// too long.
     pub(super) fn variant(
         &self,
-        names: &[HeaderName],
+        names: Vec<HeaderName>,
         request: &HeaderMap,
         key_limit: usize,
-    ) -> Option<Option<Variant>> {
-        let names = names.iter().filter(|name| !self.names.contains(name));
-        let names: Vec<_> = names.cloned().collect();
-        if names.is_empty() {
-            return Some(None);
-        }
+    ) -> Option<Variant> {
         if self.depth >= MOST_MARKERS || key_limit < KEY_LENGTH {
             return None;
         }
         let marker = Marker::new(names);
         let place = self.below(&marker, request);
-        Some(Some(Variant { marker, place }))
+        Some(Variant { marker, place })
     }
 }
 
