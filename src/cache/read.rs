@@ -87,8 +87,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it, unless no
-    /// entry here has windows: then none would be of use.
+    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it, unless
+    /// no entry here has windows: then none would be of use.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
         let copies = self.copies.as_ref().filter(|it| aged || it.has_rows.load(Ordering::Relaxed));

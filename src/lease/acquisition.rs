@@ -34,6 +34,8 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// ends, counted from the time at which the queue entry was taken. This side counts from a time
 /// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
+    /// Its outcome is unknown while a request is under way, and for ever after one that had no
+    /// answer.
     pub(crate) release: Release,
     state: AcquisitionState,
     /// A time before the first request.
@@ -44,7 +46,7 @@ pub(crate) struct Acquisition {
     place: Option<KeptPlace>,
 }
 
-/// The state of the claim at the backend, as far as it is known.
+/// The state of the claim at the backend, after the last answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum AcquisitionState {
     /// Nothing: no request was sent, or none left anything behind.
@@ -53,9 +55,6 @@ pub(crate) enum AcquisitionState {
     /// leaves.
     Waiting(u64),
     Granted,
-    /// A request is under way. If it ends without an answer, it may be granted at any time, and
-    /// this owner never leaves the state.
-    Unknown,
 }
 
 impl From<&Claimed> for AcquisitionState {
@@ -94,20 +93,18 @@ impl Acquisition {
     {
         let sent = Instant::now();
         self.since.get_or_insert(sent);
-        let Self { release, state, met, .. } = self;
-        let before = replace(state, AcquisitionState::Unknown);
-        let (backend, claim): (&'a dyn Leases, _) = (&*release.janitor.backend, &release.claim);
+        let Release { janitor, claim, outcome_unknown, .. } = &mut self.release;
+        let was_unknown = replace(outcome_unknown, true);
+        let backend: &'a dyn Leases = &*janitor.backend;
         let answer = answered_by(backend, limit, send(backend, claim)).await;
-        let after = answer.as_ref().map(AcquisitionState::from);
-        if let Ok(AcquisitionState::Waiting(fence)) = after {
-            *met = (*met).max(Some(fence));
+        let may_happen = answer.as_ref().is_err_and(BackendError::may_have_happened);
+        *outcome_unknown = was_unknown || may_happen;
+        let answer = answer?;
+        self.state = AcquisitionState::from(&answer);
+        if let AcquisitionState::Waiting(fence) = self.state {
+            self.met = self.met.max(Some(fence));
         }
-        *state = match after {
-            Err(error) if error.may_have_happened() => AcquisitionState::Unknown,
-            Ok(after) if before != AcquisitionState::Unknown => after,
-            _ => before,
-        };
-        Ok((answer?, sent))
+        Ok((answer, sent))
     }
 
     /// Registers the claim for pushes, so that it misses none from its next request on.
@@ -152,15 +149,15 @@ impl Acquisition {
     /// Goes on with a fresh owner. A late release under the old one must not end what the next
     /// request is granted.
     pub(super) fn restart(&mut self) {
-        self.release.undo(true);
+        self.release.outcome_unknown = true;
+        self.settle().undo();
         self.release.claim.owner = Owner::fresh();
-        self.state = AcquisitionState::Idle;
         (self.since, self.met, self.changes, self.place) = Default::default();
     }
 
     /// Returns whether the last request was granted, and every request had an answer.
     pub(crate) fn is_granted(&self) -> bool {
-        self.state == AcquisitionState::Granted
+        self.state == AcquisitionState::Granted && !self.release.outcome_unknown
     }
 
     /// Returns until when a lease is held that was handed over to the claim. Returns `None` if that
@@ -172,15 +169,15 @@ impl Acquisition {
         let until = after(self.since?, trusted(handover.ends)).min(now + trusted(HANDOVER_LIFE));
         let left = until.saturating_duration_since(now);
         let is_newer = self.met.is_none_or(|met| handover.fence > met);
-        let is_certain = is_newer && self.state != AcquisitionState::Unknown;
+        let is_certain = is_newer && !self.release.outcome_unknown;
         (left >= HANDOVER_LIFE / 2 && is_certain).then_some(until)
     }
 
-    /// Ends the acquisition, which has the lease now. Returns the duty to release it.
+    /// Ends the acquisition. Returns its duty to release what the claim may have.
     pub(super) fn settle(&mut self) -> Release {
-        let outcome_unknown = self.state == AcquisitionState::Unknown;
-        self.state = AcquisitionState::Idle;
-        Release { outcome_unknown, ..self.release.clone() }
+        let release = self.release.clone();
+        (self.state, self.release.outcome_unknown) = (AcquisitionState::Idle, false);
+        release
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
@@ -196,17 +193,18 @@ impl Acquisition {
 
 impl Drop for Acquisition {
     fn drop(&mut self) {
-        let claim = &self.release.claim;
-        let outcome_unknown = match self.state {
-            AcquisitionState::Idle => return,
-            AcquisitionState::Waiting(_) if !claim.waits => return,
-            AcquisitionState::Waiting(_) | AcquisitionState::Granted => false,
-            AcquisitionState::Unknown => true,
+        let Release { claim, outcome_unknown, .. } = &self.release;
+        let is_left = match self.state {
+            AcquisitionState::Idle => false,
+            AcquisitionState::Waiting(_) => claim.waits,
+            AcquisitionState::Granted => true,
         };
-        if outcome_unknown {
+        if *outcome_unknown {
             debug!(name = ?claim.name, "an acquisition with an unknown outcome is undone");
         }
-        self.release.undo(outcome_unknown);
+        if is_left || *outcome_unknown {
+            self.release.undo();
+        }
     }
 }
 

@@ -151,8 +151,8 @@ impl Lease {
         drop(slot);
     }
 
-    /// Extends the lease, which a request sent at `sent` granted or renewed. Returns when to look at
-    /// it next.
+    /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when to
+    /// look at it next.
     pub(super) fn extend(&self, sent: Instant) -> Instant {
         let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);

@@ -110,8 +110,8 @@ impl Release {
     }
 
     /// Releases in a task what may be granted, or has a queue entry.
-    pub(crate) fn undo(&self, outcome_unknown: bool) {
-        Self { outcome_unknown, ..self.clone() }.go_on(false);
+    pub(crate) fn undo(&self) {
+        self.clone().go_on(false);
     }
 
     /// Leaves to a task what the answer to the first request leaves to be done. Returns the answer.

@@ -244,7 +244,7 @@ impl Majority {
             if let (Some(share), Ok(true)) = (share.as_mut(), &written) {
                 share.fence = fence;
             } else if let Some(missed) = share.take() {
-                Release::new(server, of_share(claim, Some(missed))).undo(false);
+                Release::new(server, of_share(claim, Some(missed))).undo();
             }
         }
         Ok(is_written)
@@ -378,7 +378,7 @@ impl Leases for Majority {
         for ((server, before), now) in self.servers.iter().zip(before.shares).zip(&next.shares) {
             // It missed the fence, or was taken meanwhile.
             if now.is_none() && before.is_some() {
-                Release::new(server, of_share(to, before)).undo(false);
+                Release::new(server, of_share(to, before)).undo();
             }
         }
         held.insert(to.owner, next);
