@@ -187,7 +187,7 @@ impl Acquisition {
 
     /// Keeps the lease beyond the acquisition: there is nothing to undo any more.
     pub(crate) fn keep(mut self) {
-        self.state = AcquisitionState::Idle;
+        self.settle();
     }
 }
 
