@@ -344,6 +344,7 @@ impl SharedBody {
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.is_left => return Err(None),
+            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
