@@ -111,7 +111,10 @@ impl Body for ResponseBody {
         match &self.0 {
             BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             BodySource::Single(body) => body.hint,
-            BodySource::Shared(reader) => reader.size_hint(),
+            BodySource::Shared(Reader { body, place, .. }) => {
+                let left = body.announced.map(|length| length.saturating_sub(*place));
+                left.map_or_else(SizeHint::default, SizeHint::with_exact)
+            }
         }
     }
 }
@@ -344,6 +347,7 @@ impl SharedBody {
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.is_left => return Err(None),
+            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
@@ -590,11 +594,6 @@ impl Reader {
                 Poll::Ready(end.map(trailers).transpose().map(|end| end.map(Frame::trailers)))
             }
         }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let left = self.body.announced.map(|length| length.saturating_sub(self.place));
-        left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 

@@ -70,9 +70,8 @@ impl Http {
         if let Some(name) = parts.headers.keys().find(forbids) {
             return Err(Forward::Header(name.clone()));
         }
-        let target = Target::of(parts).filter(|target| !target.is_respelled);
-        let key = target.and_then(|target| self.key(parts, target.scheme, &target.paths));
-        let key = key.ok_or(Forward::Key)?;
+        let target = Target::of(parts).filter(|it| !it.is_respelled).ok_or(Forward::Key)?;
+        let key = self.key(parts, target.scheme, &target.paths).ok_or(Forward::Key)?;
         let texts = match settings.key_parts.is_empty() || coalesces {
             true => None,
             false if settings.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
