@@ -19,14 +19,14 @@ use crate::{backend::Claim, key::Namespace, sync::lock};
 /// The target of all advice.
 pub(crate) const TARGET: &str = "bellwether::advice";
 
-/// How often the fixed leases of some locks end under their holders before that counts as usual.
+/// The warning comes when so many fixed leases of one `Locks` have ended under their holders.
 const USUAL: u32 = 3;
-/// How many namespaces a process remembers. It gives no advice about further ones.
+/// How many namespaces and schemas a process remembers. After that it gives no advice about them.
 const MOST_NAMESPACES: usize = 1000;
 
-/// A fixed lease ended before its guard, as others of the same locks did.
-pub(crate) fn fixed_lease_ended(others: &AtomicU32, claim: &Claim) {
-    if others.fetch_add(1, Ordering::Relaxed) + 1 == USUAL {
+/// A fixed lease ended before its guard. `ended` counts those of one `Locks`.
+pub(crate) fn fixed_lease_ended(ended: &AtomicU32, claim: &Claim) {
+    if ended.fetch_add(1, Ordering::Relaxed) + 1 == USUAL {
         warn!(
             target: TARGET, name = %claim.name.key(), lease = ?claim.lease,
             "the work under a lock outlasts its lease, which is not renewed, so another process \
@@ -35,7 +35,7 @@ pub(crate) fn fixed_lease_ended(others: &AtomicU32, claim: &Claim) {
     }
 }
 
-/// A load took this long, and its value is served for this long, fresh or stale.
+/// A load took the time `load`, and its value is `served` for so long, fresh or stale.
 pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served: Duration) {
     if load <= served {
         return;
@@ -49,7 +49,7 @@ pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served:
     });
 }
 
-/// The first type of the values of each namespace and schema; empty after the warning.
+/// The first type of the values of each namespace and schema, or an empty text once warned.
 type Types = HashMap<(String, u16), &'static str>;
 
 /// A cache of a type is built. Its namespace matters over a backend that other processes share.

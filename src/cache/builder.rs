@@ -264,7 +264,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
 /// The windows of an entry.
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
-    /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
+    /// Sets how long a value is fresh. Defaults to 60 s; at least 1 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options_mut().windows.fresh = ttl;
         self

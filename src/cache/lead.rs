@@ -42,10 +42,10 @@ pub(super) struct Keeping {
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
-    /// The value of the stored entry.
+    /// The loader returned the stored value, which is counted.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
-    /// The failure concerns all callers, and this follows it if nothing else is set.
+    /// What follows a failure that concerns all callers, if nothing else is set.
     pub(super) after_common_failure: Option<AfterFailure>,
     /// The tags, with the tag number from before the load.
     pub(super) tagged: Tagged,
@@ -95,7 +95,7 @@ impl<V> Lead<V> {
     /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
     /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
     ///
-    /// Returns `None` if nothing is stored, or if the backend did not answer.
+    /// Returns `None` if no value is known that can be read.
     pub fn stale(&self) -> Option<Loaded<V>>
     where
         V: Clone,
@@ -114,8 +114,8 @@ impl<V> Lead<V> {
         stale.value
     }
 
-    /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
-    /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
+    /// Sets how long the value is fresh, in place of the setting of the cache or the request. Zero
+    /// is 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         self.keeping().ttl = Some(ttl);
     }
@@ -166,7 +166,7 @@ impl<V> Lead<V> {
         self.keeping().tagged.tags.push(tag);
     }
 
-    /// Takes the tags away from the value, which keeps its number.
+    /// Takes the tags out. The tag number stays.
     pub(crate) fn take_tags(&self) -> Tagged {
         let tagged = &mut self.keeping().tagged;
         Tagged { number: tagged.number, tags: std::mem::take(&mut tagged.tags) }
@@ -196,7 +196,7 @@ impl<V> Lead<V> {
         keeping.stale_if_error = Some(windows.error);
     }
 
-    /// Returns how the value is kept, to read or to set it. No code of a user runs meanwhile.
+    /// Locks how the value is kept, to read or to set it. No code of a user may run meanwhile.
     pub(super) fn keeping(&self) -> MutexGuard<'_, Keeping> {
         lock(&self.0.keeping)
     }
@@ -220,7 +220,7 @@ pub(super) struct Previous<V> {
     /// The value, as it stands in for a failure.
     pub(super) loaded: Loaded<V>,
     tagged: Option<Arc<Tagged>>,
-    /// Until when it may do so.
+    /// Until when the value may stand in.
     on_error_until: Instant,
 }
 

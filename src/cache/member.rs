@@ -1,4 +1,4 @@
-//! The state that the keys of one call share: which of them are decided, and a permit to load.
+//! What the keys of one call share: how many of them are undecided, and a permit to load.
 
 use std::sync::{
     Arc, Weak,
@@ -13,8 +13,9 @@ pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 pub(super) struct Shared {
     /// The number of keys that are neither loaded here, nor waited for, nor done.
     pub(super) undecided: AtomicUsize,
+    /// The loader of many waits until all are decided.
     pub(super) decided: Notify,
-    /// The permit that the keys share while one of them has it.
+    /// The permit that the keys share. It is free once no key has it.
     pub(super) permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
 }
 
@@ -24,18 +25,17 @@ impl Shared {
         Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
     }
 
-    /// Returns one of the keys. `missed` is the fence of the entry that was of no use, or zero if
-    /// there was none.
+    /// Returns one of the keys.
     pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
         Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
     }
 }
 
-/// One key of a call. The last owner to drop it decides it.
+/// One key of a call. Dropped, it is decided, so that no call waits for a key that is gone.
 pub(super) struct Member {
     pub(super) all: Arc<Shared>,
-    /// The fence that the call missed: the claim returns any newer entry. `None` if the call did
-    /// not miss.
+    /// The fence of the entry that was of no use, or zero if there was none: the flight claims
+    /// without a look. `None` lets it look.
     pub(super) missed: Option<u64>,
     is_decided: AtomicBool,
 }

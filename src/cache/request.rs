@@ -276,8 +276,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
 /// The settings of a request, in place of its cache's.
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
-    /// 1 ms at most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
+    /// Sets how long the value is fresh, if this caller is the one that loads it. Zero is 1 ms at
+    /// most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options_mut().windows.fresh = ttl;
         self

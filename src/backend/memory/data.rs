@@ -1,4 +1,4 @@
-//! The data, its clock, and what fences and marks need.
+//! The tables of the backend, its clock, its last fence, and a map whose values expire.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,13 +16,13 @@ use crate::{
     time::after,
 };
 
-/// The data and its rules, as in the Redis scripts. Each operation [begins](Self::begin), and
-/// leaves its pushes.
+/// The data and its rules, as in the Redis scripts. An operation [begins](Self::begin), and leaves
+/// its pushes.
 pub(super) struct Data {
     pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,
     pub(super) fences: Expiring<Arc<str>, Fence>,
-    /// The greatest fence of any name.
+    /// The last fence that was given. Its name may have forgotten it.
     last_fence: u64,
     pub(super) marks: Expiring<Arc<str>, Mark>,
     /// The last of some failed loads in a row, with the back-off from when it failed.
@@ -34,7 +34,7 @@ pub(super) struct Data {
     /// The changes that the operation pushes, each with its topic.
     pub(super) pushes: Vec<(Arc<str>, Change)>,
     pub(super) now: Instant,
-    /// The clock of the backend: microseconds at `origin`.
+    /// When the clock of the backend was read, and its microseconds then.
     origin: Instant,
     micros: u64,
 }
@@ -47,7 +47,7 @@ pub(super) struct Fence {
 
 impl Data {
     pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
-        // Fences leave the process, so those of a new process must be greater than its last ones.
+        // Fences leave the process, so it must give greater ones than the process before it.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
         Self {
@@ -67,7 +67,8 @@ impl Data {
         }
     }
 
-    /// Begins an operation: drops all data whose time has come.
+    /// Begins an operation: drops all data whose time has come. Holds and queue entries go when
+    /// their semaphore is [used](Self::on).
     pub(super) fn begin(&mut self) {
         self.now = Instant::now();
         self.semaphores.expire(self.now);
@@ -147,7 +148,7 @@ impl<K: Clone + Hash + Ord, V> Expiring<K, V> {
             && let Some((_, key)) = self.ends.pop_first()
         {
             self.values.remove(&key);
-            // Returns the memory of a burst.
+            // Frees the memory of a burst.
             if self.values.capacity() > 1024 && self.values.len() < self.values.capacity() / 8 {
                 self.values.shrink_to(self.values.len() * 2);
             }

@@ -62,7 +62,7 @@ impl RedisBackendBuilder {
         })
     }
 
-    /// Connects to a Redis Cluster of version 7 or later.
+    /// Connects to a Redis Cluster, best of version 7 or later.
     ///
     /// One node that replies is enough to find the others. Each is connected to with the settings
     /// of the first URL: its credentials, and TLS if it begins with `rediss://`. The certificate of
@@ -86,10 +86,11 @@ impl RedisBackendBuilder {
     /// Sets how long the connection may be silent while a command is under way.
     ///
     /// A transfer that moves is not silent, however long it takes. After a silence, all commands
-    /// that are under way fail. A command waits as long for a connection that broke, with four
-    /// round trips more, and for the first one three [connect time-outs](Self::connect_timeout).
+    /// that are under way fail. After a break, a command waits this long and four round trips for
+    /// the next connection. For the first, it waits three [connect
+    /// time-outs](Self::connect_timeout).
     ///
-    /// Defaults to 250 ms; 24 h at most. Where a round trip takes longer, set four of them:
+    /// Defaults to 250 ms; 24 h at most. If a round trip takes longer, set the time of four:
     /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
     /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
@@ -106,14 +107,14 @@ impl RedisBackendBuilder {
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// Waiters fetch a larger entry, and two commands write it. Defaults to 64 KiB: a push goes to
-    /// each process that waits.
+    /// A larger one is written by two commands, and fetched by each waiter. Defaults to 64 KiB: a
+    /// push goes to each process that waits.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self
     }
 
-    /// Requires `count` replicas to confirm a grant before it counts, each time `within` a limit.
+    /// Counts a grant only once `count` replicas have confirmed it, `within` this time.
     ///
     /// Defaults to none. The master itself does not count: with two replicas, one replica and the
     /// master are the majority of three. The limit is at least 1 ms, and shorter than the [command
@@ -224,7 +225,8 @@ fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Secret<Vec<String>
     Secret(urls.into_iter().map(|url| url.as_ref().to_owned()).collect())
 }
 
-/// Reads the settings from a configuration file. They have the names of the methods.
+/// Reads the settings from a configuration file. They have the names of the methods. Credentials
+/// and a TLS configuration cannot be in a file.
 ///
 /// One of `server`, `sentinels` with `master`, and `cluster` must be given. A time is a text such
 /// as `250ms`: a whole number with the unit `ms`, `s`, `m` or `h`.
@@ -249,7 +251,8 @@ impl<'de> Deserialize<'de> for RedisBackendBuilder {
     }
 }
 
-/// Reads a map of settings. The error of a format would show a URL in its place.
+/// Reads a map of settings. A text is refused here: the error of the format would show it, and it
+/// may be a URL.
 struct SettingsVisitor;
 
 impl<'de> Visitor<'de> for SettingsVisitor {

@@ -1,23 +1,23 @@
-//! Every primitive keeps the same promises under every fault. There is no second holder before the
-//! deadline of the first one has fired. No caller waits longer than one lease for a lock without a
-//! holder. Nothing is left behind.
+//! Each lock of [`PAIRS`](testkit::primitives::PAIRS) keeps the same promises under every fault.
+//! There is no second holder before the first has been told that its lease ended. No caller waits
+//! longer than one lease for a lock without a holder. Nothing is left behind.
 //!
 //! A [pair](testkit::primitives::Pair) is a primitive and a rival that cannot be held at the same
-//! time. Each fault is a test for each pair, against real servers. What harms no other pair is one
-//! test of all, over one cluster.
+//! time. Each fault is a test for each pair, against real servers. A fault that cannot disturb
+//! other pairs is one test over all, on one cluster.
 
 mod cancel;
 mod cluster;
 mod faults;
 mod mixed;
 
-/// Makes each fault a test of each pair.
-macro_rules! each {
+/// Makes each fault a test of each pair. `file: fault,;` names functions of that file.
+macro_rules! for_each_pair {
     ($($file:ident: $($fault:ident,)+;)+) => {$($(
         mod $fault {
             use testkit::primitives::*;
 
-            each!(@ $file $fault: mutex MUTEX, fair FAIR,
+            for_each_pair!(@ $file $fault: mutex MUTEX, fair FAIR,
                 reentrant REENTRANT, not_reentrant NOT_REENTRANT, several SEVERAL,
                 one_of_them ONE_OF_THEM, all_with_it ALL_WITH_IT, reader READER, writer WRITER,
                 writers WRITERS, semaphore SEMAPHORE, many MANY, permits PERMITS);
@@ -31,7 +31,7 @@ macro_rules! each {
     )+};
 }
 
-each! {
+for_each_pair! {
     cancel:
         a_wait_that_is_dropped_leaves_nothing,
         a_try_that_is_dropped_leaves_nothing,;

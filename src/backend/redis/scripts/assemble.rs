@@ -1,7 +1,10 @@
-//! Puts a script together: its file, with the functions of `lib/` that it names.
+//! Puts a script together: its file, with the functions and constants of `lib/` that it names.
 //!
-//! The functions are created at each call of a script. So each stands before the first block that
-//! needs it, and the usual case comes first.
+//! Lua creates a function whenever its line runs. So each stands just before the first block that
+//! needs it: the usual case returns before the rest is created.
+//!
+//! A name counts wherever the word stands, except in a line that is a comment. Parts of `lib/` do
+//! not need each other in a circle.
 
 use std::collections::HashMap;
 
@@ -15,7 +18,7 @@ pub(super) fn assemble<'a>(file: &'a str, lib: &[&'a str]) -> String {
     source
 }
 
-/// Adds a block to a script, behind the remaining parts that it names.
+/// Adds to a script the parts that a block names and that are not there yet, then the block.
 fn add<'a>(block: &'a str, parts: &mut HashMap<&'a str, &'a str>, source: &mut String) {
     let is_of_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
     for word in code(block).flat_map(|line| line.split(|it| !is_of_name(it))) {
@@ -30,7 +33,7 @@ fn add<'a>(block: &'a str, parts: &mut HashMap<&'a str, &'a str>, source: &mut S
     source.push_str("\n\n");
 }
 
-/// Returns the blocks of a file: behind a blank line, the next one begins at the margin.
+/// Returns the blocks of a file. A blank line ends one, unless the next line is indented.
 pub(super) fn blocks(file: &str) -> Vec<&str> {
     let ends = file.match_indices("\n\n").map(|(at, _)| at);
     let ends = ends.filter(|at| !file[at + 2..].starts_with(' ')).chain([file.len()]);
