@@ -18,7 +18,7 @@ use super::{
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
-    local::Fill,
+    local::{Fill, LocalStore},
     outcome::Record,
     settings::Options,
 };
@@ -87,15 +87,37 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of it, unless
-    /// no entry here has windows: then none would be of use.
+    /// Asks the backend for an entry, and decides what it is good for. [Keeps](Self::keeps_copies)
+    /// a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
-        let copies = self.copies.as_ref().filter(|it| aged || it.has_rows.load(Ordering::Relaxed));
-        let asked = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
-        let mut answer = self.store.read(name, aged).await;
+        let mut keeps = self.keeps_copies(&[]);
+        let (asked, mut answer) = loop {
+            let copies = self.copies.as_ref().filter(|_| keeps);
+            let asked = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
+            let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
+            let answer = self.store.read(name, aged).await;
+            let keeps_now = self.keeps_copies(slice::from_ref(&answer));
+            if keeps_now == keeps {
+                break (asked, answer);
+            }
+            keeps = keeps_now;
+        };
         self.judge(key, &mut answer).await;
         self.end_read((key, name), rules, asked, answer)
+    }
+
+    /// Returns whether reads keep copies: from the first entry on that has windows, or the first
+    /// copy that an answer may replace. Until then none is of use. The answers that tell of it are
+    /// asked for once more, since a copy is kept only if nothing has changed since its question.
+    fn keeps_copies(&self, answers: &[Answered]) -> bool {
+        let entries = answers.iter().flatten().flatten().filter_map(|entry| entry.windows);
+        let has_windows = entries.into_iter().any(|windows| !windows.is_fresh_only());
+        if has_windows && !self.asks_age.load(Ordering::Relaxed) {
+            // From here on, reads also ask for the age at once.
+            self.asks_age.store(true, Ordering::Relaxed);
+        }
+        let has_rows = |it: &Arc<LocalStore<V>>| it.has_rows.load(Ordering::Relaxed);
+        self.copies.as_ref().is_some_and(has_rows) || self.asks_age.load(Ordering::Relaxed)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
@@ -105,13 +127,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         names: &'a [Name],
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
-        let (now, aged) = (Instant::now(), rules.aged || self.asks_age.load(Ordering::Relaxed));
-        let copies = self.copies.as_ref().filter(|it| aged || it.has_rows.load(Ordering::Relaxed));
-        let begin = |name| copies.map(|copies| copies.begin(&*self.store, name, now));
-        let asked: Vec<_> = names.iter().map(begin).collect();
-        let mut answers = match self.store.get_many(names, aged).await {
-            Ok(answers) => answers,
-            Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
+        let mut keeps = self.keeps_copies(&[]);
+        let (asked, mut answers) = loop {
+            let (now, copies) = (Instant::now(), self.copies.as_ref().filter(|_| keeps));
+            let begin = |name| copies.map(|copies| copies.begin(&*self.store, name, now));
+            let asked: Vec<_> = names.iter().map(begin).collect();
+            let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
+            let answers = match self.store.get_many(names, aged).await {
+                Ok(answers) => answers,
+                Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
+            };
+            let keeps_now = self.keeps_copies(&answers);
+            if keeps_now == keeps {
+                break (asked, answers);
+            }
+            keeps = keeps_now;
         };
         self.judge_all(keys, &mut answers).await;
         let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
@@ -130,12 +160,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let mut size = 0;
         if let Ok(Some(entry)) = &answer {
             size = entry.payload.len();
-            // From the first entry with windows on, reads ask for the age at once.
-            if entry.windows.is_some_and(|windows| !windows.is_fresh_only())
-                && !self.asks_age.load(Ordering::Relaxed)
-            {
-                self.asks_age.store(true, Ordering::Relaxed);
-            }
         }
         let decision = self.decide(name, rules, &mut answer);
         let Some((copies, asked)) = self.copies.as_ref().zip(asked) else { return decision };

@@ -218,7 +218,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         // The caller may not be polled any more.
         drop(begun);
-        load.await.unwrap_or_else(|_| Err(cut_off()))
+        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -244,8 +244,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     Err(Refused::Closed) => break,
                     Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
                 };
-                let nested = flight::current().map(|from| nest(from, &follower));
-                let Ok(_edge) = nested.transpose() else { break };
+                let Ok(_edge) = nest(flight::current(), &follower) else { break };
                 let leads = leader.is_some();
                 match leader {
                     Some(leader) => {
@@ -268,8 +267,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if takes_heads {
                 return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
+            let work = loader::boxed(work.take().ok_or_else(cut_off)?);
             let run = Run::alone(&core, &key, options, RunStart::Unleased)?;
-            Box::pin(run.load(loader::boxed(work.take().ok_or_else(cut_off)?))).await
+            ended(&core.counters, Box::pin(run.load(work)).await, true)
         }
     }
 }
@@ -421,15 +421,16 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
     Some(Ok(FlightResult::Loaded(old)))
 }
 
-/// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
-/// Fails if the two would wait for each other.
-fn nest<T>(from: u64, follower: &Follower<T>) -> Result<Edge, ()> {
+/// Enters the wait of a loader, if it is one that waits, for a flight into the graph of waits, and
+/// gives its flight notice. Fails if the two would wait for each other.
+fn nest<T>(loader: Option<u64>, follower: &Follower<T>) -> Result<Option<Edge>, ()> {
+    let Some(from) = loader else { return Ok(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
         return Err(());
     };
     follower.tell(Notice::NeededByLoader);
-    Ok(edge)
+    Ok(Some(edge))
 }
 
 fn overloaded(full: Refused) -> Error {

@@ -41,7 +41,7 @@ use crate::{
 const SOON: Duration = Duration::from_millis(100);
 /// The chunks that may be under way at one shard.
 const CHUNKS: usize = 4;
-/// How long the task stays after its start, and after nothing is held any more.
+/// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
@@ -143,6 +143,7 @@ impl Engine {
     ) -> LeaseGuard {
         let Granted { upkeep: Upkeep { renew_every, max_hold }, since, until, .. } = granted;
         let ends = after(since, max_hold);
+        // Until it is extended, it has no time of its own.
         let deadline = until.unwrap_or(since).min(ends);
         let times = Mutex::new(Times { deadline, timer: since, renewing: false });
         let slot = Mutex::new(slot.filter(|_| renew_every.is_some()));
@@ -170,7 +171,7 @@ impl Engine {
     fn ensure_renewal_task(self: &Arc<Self>) {
         let mut schedule = lock(&self.renewals.schedule);
         if schedule.looks.is_none() {
-            schedule.looks = Some(Instant::now() + LINGER);
+            schedule.looks = Some(Instant::now());
             drop(schedule);
             let runtime = Handle::current().id();
             tokio::spawn(RenewalTask { engine: self.clone(), runtime, has_ended: false }.run());

@@ -227,3 +227,23 @@ async fn stale_calls_claim_once() {
     }
     assert_eq!(claims.load(Ordering::SeqCst), 1);
 }
+
+/// It asks for the key of the loader that began it, which waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_a_loader_begins_belongs_to_its_flight() {
+    let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").ttl(TTL);
+    let cache = builder.stale_while_revalidate(WINDOW).build().unwrap();
+    cache.insert("k", &1).await.unwrap();
+    sleep(TTL).await;
+    let (begun, inner) = (Instant::now(), cache.clone());
+    let loader = move |_| async move {
+        let Begun::Stale(_, Some(load)) = inner.request("k").begin().await? else {
+            panic!("there is no load")
+        };
+        let made = load.scope(inner.get_or_load("outer", value(5))).await?;
+        load.commit(made).await;
+        Ok::<_, BoxError>(made)
+    };
+    assert_eq!(cache.get_or_load("outer", loader).await.unwrap(), 5);
+    assert!(begun.elapsed() < MS, "{:?}", begun.elapsed());
+}

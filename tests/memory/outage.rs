@@ -284,6 +284,55 @@ fn other(scene: &Scene) -> Cache<u64> {
     stale(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
 }
 
+/// Reads keep copies from the first entry on that has windows. That one is kept as well.
+#[tokio::test(start_paused = true)]
+async fn the_first_values_that_were_seen_are_remembered() {
+    let keys: Vec<_> = (0..100).map(|number| format!("k{number}")).collect();
+    for is_many in [false, true] {
+        let scene = Scene::with(stale);
+        let asked = if is_many { &keys[..] } else { &keys[..1] };
+        for key in asked {
+            other(&scene).insert(key, &50).await.unwrap();
+        }
+        match is_many {
+            true => drop(scene.cache.get_many(asked).await),
+            false => assert_eq!(scene.cache.get(&asked[0]).await.unwrap(), Some(50)),
+        }
+        scene.leave(Fault::Refuse);
+        for key in asked {
+            assert_eq!(scene.ask(key).await, (50, Source::Degraded));
+        }
+        assert_eq!(scene.loads(), 0);
+    }
+}
+
+/// The first question of the process is answered after the other ones.
+#[tokio::test(start_paused = true)]
+async fn the_last_answer_counts() {
+    for is_removed in [false, true] {
+        let scene = Scene::with(stale);
+        let (other, cache, mut reads) = (other(&scene), scene.cache.clone(), 0);
+        scene.faulty.plan(move |op| {
+            reads += usize::from(op == Op::Get);
+            (op == Op::Get && reads == 1).then_some(Fault::Late(100 * MS))
+        });
+        let first = spawn(async move { cache.get("k").await.unwrap() });
+        advance(10 * MS).await;
+        other.insert("k", &60).await.unwrap();
+        for _ in 0..2 {
+            assert_eq!(scene.cache.get("k").await.unwrap(), Some(60));
+        }
+        match is_removed {
+            true => other.invalidate("k").await.unwrap(),
+            false => other.insert("k", &70).await.unwrap(),
+        };
+        assert_eq!(first.await.unwrap(), (!is_removed).then_some(70));
+        scene.leave(Fault::Refuse);
+        let expected = if is_removed { 1 } else { 70 };
+        assert_eq!(scene.ask("k").await, (expected, Source::Degraded), "{is_removed}");
+    }
+}
+
 /// A look has told this process that another one has removed or replaced the value.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_is_known_to_be_gone_is_not_served() {

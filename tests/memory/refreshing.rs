@@ -103,6 +103,19 @@ async fn a_refresh_goes_on_without_its_caller() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_caller_that_left_its_refresh_is_told_of_no_failure() {
+    let [cache] = fleet(kept);
+    let origin = Origin::new(LOAD);
+    origin.fails(true);
+    let refresh = spawn(cache.request("k").refresh(origin.loader()));
+    sleep(LOAD / 2).await;
+    refresh.abort();
+    sleep(LOAD).await;
+    let stats = cache.stats();
+    assert_eq!((stats.failures, stats.failed), (1, 0), "{stats:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
     for (deadline, expected) in [(LOAD, Ok(1)), (LOAD / 4, Err(ErrorKind::ShutDown))] {
         let [cache] = fleet(kept);

@@ -180,7 +180,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs to the end, for one caller.
     pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
-        ended(&self.asked.core.counters, self.end(work).await.outcome, true)
+        self.end(work).await.outcome
     }
 
     /// Returns how the run ends. A codec may panic, too. That is an outcome like any other.
@@ -302,7 +302,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let mut load = None;
         if let Some(old) = end.refresh
             && core.refreshes.begin(&self.asked.key, old.fence)
-            && let Some(begun) = self.behind().begin_behind(old).await
+            && let Some(begun) = self.behind(flight::current()).begin_behind(old).await
         {
             core.counters.loads.add();
             load = Some(*begun);
@@ -318,13 +318,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return;
         }
         let span = self.caller.in_scope(|| spans::refresh_behind(key));
-        let refreshed = self.behind().refresh(work, previous, span.clone());
+        // The caller of the leader, who may poll this, may be a loader.
+        let refreshed = self.behind(None).refresh(work, previous, span.clone());
         core.begun.spawn(refreshed.instrument(span));
     }
 
-    fn behind(&self) -> Self {
+    /// Returns the run of a refresh, which belongs to the flight of this `loader`, if one asks.
+    fn behind(&self, loader: Option<u64>) -> Self {
         let (asked, caller) = (self.asked.clone(), Span::none());
-        Self { asked, leader: Leader::alone(None), start: RunStart::Behind, caller }
+        Self { asked, leader: Leader::alone(loader), start: RunStart::Behind, caller }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.

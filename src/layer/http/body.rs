@@ -112,7 +112,9 @@ impl Body for ResponseBody {
             BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             BodySource::Single(body) => body.hint,
             BodySource::Shared(Reader { body, place, .. }) => {
-                let left = body.announced.map(|length| length.saturating_sub(*place));
+                let state = lock(&body.state);
+                let arrived = matches!(state.end, Some(Ok(_))).then_some(state.received);
+                let left = arrived.or(body.announced).map(|length| length.saturating_sub(*place));
                 left.map_or_else(SizeHint::default, SizeHint::with_exact)
             }
         }

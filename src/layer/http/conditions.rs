@@ -18,7 +18,7 @@ use http_body::Body;
 
 use super::{
     Question, ResponseBody,
-    fields::{date, text},
+    fields::{date, sole},
 };
 
 /// The headers of a request that a shared response answers: its conditions and its range.
@@ -98,7 +98,7 @@ fn strip_representation(headers: &mut HeaderMap) {
 /// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
 fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
-        let known = text(stored, ETAG).flatten().map(|tag| opaque(tag.as_bytes()));
+        let known = sole(stored, ETAG).map(|tag| opaque(tag.as_bytes()));
         let known = known.filter(|known| known.starts_with(b"\""));
         return asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes).any(|line| {
             // A tag may have a comma, but no quote.
@@ -115,8 +115,8 @@ fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
 /// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5). A date
 /// does not: two changes within one second have the same.
 fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
-    let Some(wanted) = text(asked, IF_RANGE) else { return false };
-    wanted.is_none_or(|tag| tag.starts_with('"') && text(stored, ETAG) == Some(Some(tag)))
+    let wanted = sole(asked, IF_RANGE).filter(|wanted| wanted.as_bytes().starts_with(b"\""));
+    !asked.contains_key(IF_RANGE) || (wanted.is_some() && sole(stored, ETAG) == wanted)
 }
 
 /// Returns a tag as it is in a weak comparison.
@@ -130,7 +130,7 @@ pub(super) fn opaque(tag: &[u8]) -> &[u8] {
 /// Several ranges may be (section 14.2): many small ones would cost more than the body. So may a
 /// range that has no byte of the body.
 fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
-    let (unit, set) = text(asked, RANGE)??.split_once('=')?;
+    let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
     let (first, last) = set.trim().split_once('-')?;
     let range = match (position(first)?, position(last)?) {
         (None, None) => return None,

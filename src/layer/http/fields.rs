@@ -4,27 +4,23 @@ use std::{borrow::Cow, time::SystemTime};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CACHE_CONTROL, CONNECTION, TE, VARY},
+    header::{CACHE_CONTROL, CONNECTION, PRAGMA, TE, VARY},
 };
 use sfv::{BareItem, Dictionary, ListEntry, Parser};
 
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 
-/// Returns the text of a field, or `None` in it if the field is missing. Returns `None` if it is
-/// there twice, or is not text.
-pub(super) fn text(headers: &HeaderMap, name: HeaderName) -> Option<Option<&str>> {
-    let mut lines = headers.get_all(name).iter();
-    match (lines.next(), lines.next()) {
-        (Some(line), None) => Some(Some(line.to_str().ok()?)),
-        (None, _) => Some(None),
-        (Some(_), Some(_)) => None,
-    }
+/// Returns the value of a field. One that is there twice counts as missing.
+pub(super) fn sole(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    let (value, second) = (values.next()?, values.next());
+    second.is_none().then_some(value)
 }
 
 /// Returns the date in a field. One that is no date, or is there twice, counts as missing.
 pub(super) fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
-    httpdate::parse_http_date(text(headers, name)??).ok()
+    httpdate::parse_http_date(sole(headers, name)?.to_str().ok()?).ok()
 }
 
 /// The most names that are told apart. A response with more is not shared.
@@ -248,6 +244,15 @@ fn means_restriction(text: &str) -> bool {
         let is = |name: &[u8]| letters.clone().eq(name.iter().copied());
         is(b"private") || is(b"nostore") || is(b"nocache")
     })
+}
+
+/// Returns whether a `Pragma` has `no-cache`, in whatever form.
+pub(super) fn pragma(headers: &HeaderMap) -> bool {
+    let no_cache = |line: &HeaderValue| {
+        let line = line.as_bytes().to_ascii_lowercase();
+        line.windows(b"no-cache".len()).any(|window| window == b"no-cache")
+    };
+    headers.get_all(PRAGMA).iter().any(no_cache)
 }
 
 /// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.

@@ -16,8 +16,8 @@ use tracing::{Instrument, debug};
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    fields::text,
-    key::{Paths, Target, host, located},
+    fields::sole,
+    key::{Paths, Target, host, located, normal},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -27,11 +27,10 @@ const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
 /// Returns a path before and behind the routers that removed a prefix from the path of a request.
 fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
-    let paths = target.paths.each_ref();
-    let [all, routed] = paths.map(|path| path.split('?').next().unwrap_or_default());
+    let [all, routed] = target.spelled.map(|path| path.split('?').next().unwrap_or_default());
     // The route `/` is the prefix itself, without a slash behind it.
     let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
-    let rest = path.strip_prefix(prefix)?;
+    let rest = path.strip_prefix(&*normal(prefix))?;
     let routed = match rest.as_bytes().first() {
         Some(b'/') => rest.to_owned(),
         None | Some(b'?') => format!("/{rest}"),
@@ -53,7 +52,7 @@ impl Http {
     pub(super) async fn invalidate(&self, target: &Parts, status: StatusCode, answer: &HeaderMap) {
         let is_good = status.is_success() || status.is_redirection();
         let names = [LOCATION, CONTENT_LOCATION];
-        let locations = names.into_iter().filter_map(|name| text(answer, name)?);
+        let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
         let keys = match is_good && !self.0.policy.coalesces && !is_grpc(answer) {
             true => self.outdated(target, locations),
             false => Vec::new(),
@@ -136,8 +135,10 @@ impl Http {
         if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
-        // The form of a target is no part of a group, so there is no scheme.
-        let Some(host) = host(parts, "").map(str::to_ascii_lowercase) else { return Vec::new() };
+        let scheme = Target::of(parts).map_or("", |target| target.scheme);
+        let Some(host) = host(parts, scheme).map(str::to_ascii_lowercase) else {
+            return Vec::new();
+        };
         let mut groups = listed(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
             let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());

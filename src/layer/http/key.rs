@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Http,
-    fields::text,
+    fields::sole,
     header_names::{HeaderClass, classify},
 };
 use crate::key::Key;
@@ -106,6 +106,8 @@ pub(super) struct Target<'a> {
     /// The scheme that an HTTP/1.1 request names in front of its host, which few do. Requests of
     /// HTTP/2 always name one, and must share with them.
     pub(super) scheme: &'a str,
+    /// The paths as the request spells them.
+    pub(super) spelled: [&'a str; 2],
     pub(super) paths: Paths<'a>,
     /// The service may take a path for another one than its normal form is. No segment of dots is
     /// removed from the key, because a service may not remove it either.
@@ -121,25 +123,28 @@ impl<'a> Target<'a> {
             Some(original) => &original.0,
             None => original,
         };
-        let told = [original.path_and_query()?.as_str(), parts.uri.path_and_query()?.as_str()];
-        if !told.iter().all(|path| path.starts_with('/')) {
+        let spelled = [original.path_and_query()?.as_str(), parts.uri.path_and_query()?.as_str()];
+        if !spelled.iter().all(|path| path.starts_with('/')) {
             return None;
         }
-        let paths = told.map(normal);
-        let is_respelled = paths.iter().zip(told).any(|(normal, told)| {
+        let paths = spelled.map(normal);
+        let is_respelled = paths.iter().zip(spelled).any(|(normal, spelled)| {
             let mut segments = normal.split('?').next().into_iter().flat_map(|it| it.split('/'));
-            normal.len() != told.len() || segments.any(|segment| matches!(segment, "." | ".."))
+            normal.len() != spelled.len() || segments.any(|segment| matches!(segment, "." | ".."))
         });
         let names_it = parts.version < Version::HTTP_2;
         let scheme = parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default();
-        Some(Self { scheme, paths, is_respelled })
+        Some(Self { scheme, spelled, paths, is_respelled })
     }
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 /// Returns `None` if it has an invalid character, or if there are two.
 pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
-    let header = text(&parts.headers, HOST)?;
+    let header = match parts.headers.contains_key(HOST) {
+        true => Some(sole(&parts.headers, HOST)?.to_str().ok()?),
+        false => None,
+    };
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
     let mut known: Option<&str> = None;
     for host in [header, parts.uri.authority().map(Authority::as_str)].into_iter().flatten() {
@@ -260,7 +265,7 @@ pub(super) fn hex(digest: impl IntoIterator<Item = u8>) -> String {
 
 /// Returns a part of a URI in normal form: no unreserved character is encoded, and encodings have
 /// capitals. Text with an invalid encoding stays as it is.
-fn normal(text: &str) -> Cow<'_, str> {
+pub(super) fn normal(text: &str) -> Cow<'_, str> {
     let mut parts = text.split('%');
     let mut normal = Cow::from(parts.next().unwrap_or_default());
     for part in parts {
@@ -328,10 +333,10 @@ pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
     if !path.starts_with(['/', '?']) || location.scheme().is_some() != location.host().is_some() {
         return None;
     }
-    let named = || text(&parts.headers, HOST)??.parse::<Authority>().ok();
+    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
     let own = parts.uri.authority().cloned().or_else(named);
     let is_other = |(host, own): (&str, Authority)| !host.eq_ignore_ascii_case(own.host());
-    Some((!location.host().zip(own).is_some_and(is_other)).then(|| without_dots(path)))
+    Some((!location.host().zip(own).is_some_and(is_other)).then(|| without_dots(&normal(path))))
 }
 
 /// Removes the segments `.` and `..` from a path with its query (RFC 3986, section 5.2.4).

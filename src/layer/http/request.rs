@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     Http,
     conditions::TERMS,
-    fields::{Directives, names_no_field},
+    fields::{Directives, names_no_field, pragma},
     header_names::{HeaderClass, classify},
     key::{Target, is_named, may_hold_another, texts},
     status::Forward,
@@ -89,12 +89,13 @@ impl Http {
             AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => are_ignored(&settings.ignored_cookies, headers),
             CONNECTION => names_no_field(headers),
-            // Section 5.4: it does not count beside `Cache-Control`.
-            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
-            CACHE_CONTROL | PRAGMA => Directives::parse(headers, name).is_some_and(|wanted| {
+            CACHE_CONTROL => Directives::parse(headers, name).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
                 !is_refused && (accepts_no_cache || !wanted.no_cache)
             }),
+            // Section 5.4: it does not count beside `Cache-Control`.
+            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
+            PRAGMA => accepts_no_cache || !pragma(headers),
             _ => match classify(name.as_str()) {
                 HeaderClass::Harmless => true,
                 HeaderClass::Forbidden => false,

@@ -11,7 +11,7 @@ use http::{
     header::{
         ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
         CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES,
-        LAST_MODIFIED, LOCATION, ORIGIN, PRAGMA, SET_COOKIE, TRAILER,
+        LAST_MODIFIED, LOCATION, ORIGIN, SET_COOKIE, TRAILER,
     },
     response::Parts,
 };
@@ -21,7 +21,7 @@ use super::{
     Http,
     body::ServiceBody,
     cached::encoded_head_len,
-    fields::{Directives, date, listed, seconds, text, vary},
+    fields::{Directives, date, listed, pragma, seconds, sole, vary},
     key::{Target, located},
     layer::HttpSettings,
     request::Question,
@@ -111,11 +111,13 @@ impl<'a> Judged<'a> {
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
         let (headers, limit) = (&parts.headers, settings.cache.settings().max_value);
         listed(headers, &CONNECTION).ok_or("connection")?;
-        let length = text(headers, CONTENT_LENGTH).ok_or("content-length")?;
+        let length = || seconds(sole(headers, CONTENT_LENGTH)?.to_str().ok()?);
+        let announced = headers.contains_key(CONTENT_LENGTH);
+        let announced = announced.then(|| length().ok_or("content-length"));
         Ok(Self {
             settings,
             parts,
-            announced: length.map(|it| seconds(it).ok_or("content-length")).transpose()?,
+            announced: announced.transpose()?,
             body_limit: limit.saturating_sub(encoded_head_len(headers)) as u64,
             // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
             vary: vary(headers).ok_or("vary")?,
@@ -139,7 +141,6 @@ impl<'a> Judged<'a> {
         let names_origin = origins.any(|origin| origin != "*");
         let kinds = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
         let mut kinds = kinds.map(|kind| kind.trim_ascii_start().to_ascii_lowercase());
-        let pragma = Directives::parse(headers, &PRAGMA);
         let is_empty = body.frames.is_end_stream() || body.hint.exact() == Some(0);
         [
             ("body", announced > 0 && is_empty),
@@ -152,7 +153,7 @@ impl<'a> Judged<'a> {
             ("vary-origin", ignores(ORIGIN) && (has_credentials || names_origin)),
             // Some clients cannot read the encoding.
             ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
-            ("pragma", is_careful && pragma.is_none_or(|it| it.no_cache || it.malformed)),
+            ("pragma", is_careful && pragma(headers)),
             ("content-range", is_careful && has(&CONTENT_RANGE)),
             ("status", is_unknown || (is_careful && is_unnamed)),
             ("location", status.is_redirection() && self.redirects_to_itself(question)),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CachedResponse, Question,
-    fields::{date, seconds, text},
+    fields::{date, seconds, sole},
 };
 use crate::{
     cache::{AfterFailure, Alone, Lead, Produced},
@@ -58,7 +58,7 @@ pub(super) fn failing(
 /// Returns the time of a `Retry-After`. A date counts from the `Date` of the response, because the
 /// clock of this process may be wrong.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let in_seconds = seconds(text(headers, RETRY_AFTER)??).map(Duration::from_secs);
+    let in_seconds = seconds(sole(headers, RETRY_AFTER)?.to_str().ok()?).map(Duration::from_secs);
     let until = || date(headers, RETRY_AFTER)?.duration_since(date(headers, DATE)?).ok();
     let time = in_seconds.or_else(until)?;
     (!time.is_zero()).then_some(time)

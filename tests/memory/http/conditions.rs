@@ -1,6 +1,6 @@
 //! `HEAD`, conditions and ranges, answered from one whole response.
 
-use http::Method;
+use http::{HeaderValue, Method};
 
 use super::prelude::*;
 
@@ -291,4 +291,24 @@ async fn a_stale_answer_meets_the_conditions() {
     // The refresh asked for the whole answer.
     assert_eq!(ask(&service, get("/")).await.headers["age"], "0");
     assert_eq!((ask(&service, get("/")).await.text(), calls.count()), (BODY, 2));
+}
+
+/// RFC 9110, section 8.8.3, permits bytes outside ASCII.
+#[tokio::test(start_paused = true)]
+async fn a_tag_may_be_any_bytes() {
+    let tag = HeaderValue::from_bytes(b"\"caf\xc3\xa9\"").unwrap();
+    let answered = tag.clone();
+    let (inner, _) = origin(move |_, _| {
+        let mut answer = reply(200, &[("cache-control", "max-age=60")], BODY);
+        answer.headers_mut().insert("etag", answered.clone());
+        answer
+    });
+    let service = layered(&inner);
+    ask(&service, get("/")).await;
+    for (name, status, body) in [("if-none-match", 304, ""), ("if-range", 206, "234")] {
+        let mut request = get_with(&[("range", "bytes=2-4")]);
+        request.headers_mut().insert(name, tag.clone());
+        let answer = ask(&service, request).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (status, body), "{name}");
+    }
 }

@@ -136,6 +136,9 @@ async fn two_origins_never_end_each_others_groups() {
         end(&service, host, r#""shop a", "a", " a""#).await;
         assert!(is_stored(&service, "/a").await, "{host}");
     }
+    let ends = [("x-answer-cache-group-invalidation", r#""a""#)];
+    ask(&service, to("POST", "shop:443", "http://shop:443/write", &ends)).await;
+    assert!(is_stored(&service, "/a").await, "the port of another scheme");
     end(&service, "SHOP:80", r#""a""#).await;
     assert!(!is_stored(&service, "/a").await, "the same origin in another spelling");
     page(&service, "http://shop/b", r#""b""#).await;

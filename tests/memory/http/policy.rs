@@ -146,6 +146,8 @@ async fn the_lifetime_of_an_answer_is_that_of_its_policy() {
         (&[fresh, ("cdn-cache-control", "'private'")], [false, false]),
         (&[("cache-control", "max-age=60, x=\"")], [false, false]),
         (&[fresh, ("pragma", "no-cache")], [false, true]),
+        (&[fresh, ("pragma", "x=no-cache")], [false, true]),
+        (&[fresh, ("pragma", "public;")], [true, true]),
     ])
     .await;
 }
@@ -350,6 +352,7 @@ async fn a_redirect_to_its_own_key_is_not_shared() {
         ("/a?c=1&b=2", "?b=2&c=1", 2),
         ("/a?c=1&b=2", "/a?b=2", 1),
         ("/a", "/b/../%61", 2),
+        ("/a", "http://user%zz@shop.example/%61", 2),
         ("/a", "/../../b", 1),
         ("/a", "//shop.example?b=2", 1),
         ("/?b=2", "//shop.example?b=2", 2),

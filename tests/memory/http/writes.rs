@@ -241,6 +241,28 @@ async fn a_write_in_a_nested_router_ends_its_location() {
     }
 }
 
+/// A prefix with an invalid encoding has no normal form, and the rest of the path has one.
+#[tokio::test(start_paused = true)]
+async fn a_write_below_an_invalid_prefix_ends_its_location() {
+    let (inner, calls) = origin(|call, request| {
+        let is_write = request.method() == "POST";
+        let lines: Lines<'_> = if is_write { &[("location", "/%zz/b")] } else { &[] };
+        reply(200, lines, call.to_string())
+    });
+    let service = layered(&inner);
+    let ask = async |method: &str, path: &str| {
+        let mut request = of_shop(method, path.strip_prefix("/%zz").unwrap());
+        request.extensions_mut().insert(axum::extract::OriginalUri(path.parse().unwrap()));
+        super::prelude::ask(&service, request).await;
+    };
+    ask("GET", "/%zz/b").await;
+    ask("GET", "/%zz/b").await;
+    assert_eq!(calls.count(), 1);
+    ask("POST", "/%zz/%41").await;
+    ask("GET", "/%zz/b").await;
+    assert_eq!(calls.count(), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_the_page_at_the_root_of_its_nested_router() {
     let calls = Arc::new(AtomicUsize::new(0));
