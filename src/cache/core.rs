@@ -32,13 +32,13 @@ use crate::{
     shards::Shards,
 };
 
-pub(super) struct Core<V> {
+pub(crate) struct Core<V> {
     pub(super) store: Arc<dyn Store>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
     /// The tag of the entries of this schema and codec.
     pub(super) tag: u32,
-    pub(super) settings: Settings,
+    pub(crate) settings: Settings,
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
     /// How long a fence is kept. It outlives the lease by a grace: a load whose lease ended
@@ -50,7 +50,7 @@ pub(super) struct Core<V> {
     /// The flights, refreshes and loads that are under way.
     pub(super) begun: TaskTracker,
     pub(super) loads: Arc<Semaphore>,
-    pub(super) counters: Arc<Counters>,
+    pub(crate) counters: Arc<Counters>,
     pub(super) meter: Meter,
     pub(super) activity: Activity,
     pub(super) shards: Shards<Shard>,

@@ -67,12 +67,11 @@ pub(crate) use self::{
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
-use self::{core::Core, read::Decision, settings::Settings};
+use self::{core::Core, read::Decision};
 use crate::{
     backend::Store,
     error::{BoxError, Error},
     key::{IntoKey, Key},
-    observe::Counters,
 };
 
 /// A cache whose entries are loaded by one caller in the whole fleet.
@@ -119,7 +118,7 @@ use crate::{
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub struct Cache<V> {
-    core: Arc<Core<V>>,
+    pub(crate) core: Arc<Core<V>>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -286,17 +285,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 }
 
 impl<V> Cache<V> {
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.core.settings
-    }
-
     /// Returns a number that each invalidation of the key by this process makes greater.
     pub(crate) fn invalidations(&self, key: &Key) -> u64 {
         self.core.invalidations.so_far(key)
-    }
-
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.core.counters
     }
 }
 

@@ -132,7 +132,7 @@ impl Http {
         headers: &HeaderMap,
         field: &HeaderName,
     ) -> Vec<String> {
-        if !self.0.cache.settings().has_tags || self.0.policy.coalesces {
+        if !self.0.cache.core.settings.has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
         let scheme = Target::of(parts).map_or("", |target| target.scheme);

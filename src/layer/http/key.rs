@@ -56,7 +56,7 @@ impl Http {
             text.push(' ');
             text.push_str(&settings.query.apply(path));
         }
-        let limit = settings.cache.settings().max_key;
+        let limit = settings.cache.core.settings.max_key;
         let text = if text.len() > limit { digest(&text) } else { text };
         (text.len() <= limit).then(|| Key::from(text))
     }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     backend::Windows,
-    cache::{Alone, Lead, Produced},
+    cache::{Alone, Lead, Produced, Source},
     error::{BoxError, Error, ErrorKind},
     layer,
     sync::lock,
@@ -139,7 +139,7 @@ impl ResponseLoad {
             true => Err(Unshared::Failing),
             false => http.judge(question, self.begun.elapsed(), &parts, &body),
         };
-        let (request, limit) = (&question.head.headers, http.0.cache.settings().max_key);
+        let (request, limit) = (&question.head.headers, http.0.cache.core.settings.max_key);
         let shared = judged.and_then(|mut shareable| {
             shareable.vary.retain(|name| !place.names.contains(name));
             if shareable.vary.is_empty() {
@@ -198,7 +198,7 @@ impl ResponseLoad {
         let limits = BodyLimits {
             size: shareable.body_limit,
             total: settings.body_limit,
-            finish_unread: !settings.cache.settings().cancels_abandoned,
+            finish_unread: !settings.cache.core.settings.cancels_abandoned,
         };
         let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
         tags.into_iter().for_each(|tag| lead.tag(tag));
@@ -210,10 +210,11 @@ impl ResponseLoad {
         let streamed = StreamedResponse { response, arriving, variant, forward, received, windows };
         let streamed = Arc::new(streamed);
         if let Ok(response) = streamed.response(true) {
-            let is_stored = lead.fence().is_some() && !windows.fresh.is_zero();
+            let source = lead.source();
+            let is_stored = source == Source::Led && !windows.fresh.is_zero();
             let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
-            let (http, source) = (&self.asked.http, Some(lead.source()));
-            let response = http.explained(response, &streamed.forward, source, ttl);
+            let http = &self.asked.http;
+            let response = http.explained(response, &streamed.forward, Some(source), ttl);
             drop(answer.send(Ok(response)));
         }
         lead.announce(streamed.clone());

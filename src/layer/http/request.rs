@@ -74,7 +74,7 @@ impl Http {
         let key = self.key(parts, target.scheme, &target.paths).ok_or(Forward::Key)?;
         let texts = match settings.key_parts.is_empty() || coalesces {
             true => None,
-            false if settings.cache.settings().max_key < KEY_LENGTH => return Err(Forward::Key),
+            false if settings.cache.core.settings.max_key < KEY_LENGTH => return Err(Forward::Key),
             false => Some(texts(parts, &settings.key_parts).ok_or(Forward::Key)?),
         };
         Ok(Place::new(key, texts))

@@ -109,7 +109,7 @@ struct Judged<'a> {
 impl<'a> Judged<'a> {
     /// Reads the fields of a response. Returns the name of one that cannot be parsed.
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
-        let (headers, limit) = (&parts.headers, settings.cache.settings().max_value);
+        let (headers, limit) = (&parts.headers, settings.cache.core.settings.max_value);
         listed(headers, &CONNECTION).ok_or("connection")?;
         let length = || seconds(sole(headers, CONTENT_LENGTH)?.to_str().ok()?);
         let announced = headers.contains_key(CONTENT_LENGTH);
@@ -190,7 +190,8 @@ impl<'a> Judged<'a> {
                 return None;
             }
         } else {
-            let (limit, default) = (settings.max_stale, settings.cache.settings().options.windows);
+            let (limit, default) =
+                (settings.max_stale, settings.cache.core.settings.options.windows);
             let window = |named: Option<u64>, setting: Duration| match named {
                 _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
                 Some(seconds) => Duration::from_secs(seconds).min(limit),

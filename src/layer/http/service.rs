@@ -78,7 +78,7 @@ impl Http {
         call: C,
         why: Forward,
     ) -> CallResult<C::Error> {
-        let counters = self.0.cache.counters();
+        let counters = &self.0.cache.core.counters;
         counters.passed.add();
         match why {
             Forward::Method => counters.passed_method.add(),
@@ -141,7 +141,7 @@ async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::E
                 continue;
             }
             Next::Retry(Some(error)) => {
-                asked.http.0.cache.counters().failed.add();
+                asked.http.0.cache.core.counters.failed.add();
                 return Ok(asked.http.failed(&asked.question, &error));
             }
             Next::Retry(None) => Forward::Uncacheable(None),
@@ -174,7 +174,7 @@ impl Asked {
             rest_limit: settings.body_limit,
             is_local: place.is_local,
         };
-        let cached = settings.cache.request(&place.key).sharing(sharing, settings.max_stale);
+        let cached = settings.cache.request(place.key.clone()).sharing(sharing, settings.max_stale);
         let call = Arc::new(Mutex::new(Some(call)));
         let (led, own) = oneshot::channel();
         let (pending, asked) = (call.clone(), self.clone());
@@ -207,7 +207,7 @@ impl Asked {
             (Ok(ended), Some(call)) => (ended, call),
             // The caller has led. Its answer is there, or the flight goes on without the caller.
             (ended, _) => {
-                let counters = http.0.cache.counters();
+                let counters = &http.0.cache.core.counters;
                 match ended {
                     Ok(FlightResult::Loaded(loaded)) => counters.served(loaded.source()),
                     Ok(FlightResult::Head(_, source)) => counters.served(source),
@@ -258,7 +258,7 @@ impl Asked {
             }
             None => alone,
         })?;
-        self.http.0.cache.counters().served(source);
+        self.http.0.cache.core.counters.served(source);
         let source = Some(Source::Followed);
         let response = self.http.explained(response, &streamed.forward, source, None);
         Ok(self.question.answer(response))
@@ -279,7 +279,7 @@ impl Http {
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
         let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
-        self.0.cache.counters().served(source);
+        self.0.cache.core.counters.served(source);
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());

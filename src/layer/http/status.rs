@@ -89,7 +89,7 @@ impl Http {
         source: Option<Source>,
         ttl: Option<i64>,
     ) -> Response<ResponseBody> {
-        let counters = self.0.cache.counters();
+        let counters = &self.0.cache.core.counters;
         match (source, forward) {
             (None | Some(Source::Hit | Source::Local | Source::Stale), _) => {}
             (_, Forward::VaryMiss) => counters.missed_variant.add(),

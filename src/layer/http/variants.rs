@@ -188,7 +188,7 @@ impl Http {
         let (http, without_lease) = (self.clone(), local.clone());
         // The load of a marker makes no call, so its callers share it as those of any cache do.
         let sharing = Sharing { on_full: OnFull::Refuse, ..Sharing::default() };
-        let request = self.0.cache.request(&place.key).sharing(sharing, Duration::MAX);
+        let request = self.0.cache.request(place.key.clone()).sharing(sharing, Duration::MAX);
         let flown = request.fly(move |lead| async move {
             let stale = lead.stale();
             let renewed = stale.and_then(|stale| http.renewed_marker(&lead, &stale));
@@ -222,7 +222,7 @@ impl Http {
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
         if lead.fence().is_some() && !windows.fresh.is_zero() {
-            let request = self.0.cache.request(&place.key).kept(windows, tagged);
+            let request = self.0.cache.request(place.key.clone()).kept(windows, tagged);
             if let Err(error) = request.insert(response).await {
                 debug!(%error, "a variant is not stored");
             }
@@ -245,7 +245,8 @@ impl Http {
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
-        let kept = self.0.cache.settings().options.windows.fresh.saturating_add(self.0.max_stale);
+        let kept =
+            self.0.cache.core.settings.options.windows.fresh.saturating_add(self.0.max_stale);
         lead.keep(Windows::fresh(MARKER_LIFE.max(kept)).error(Duration::from_secs(1)));
     }
 }
