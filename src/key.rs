@@ -87,6 +87,7 @@ impl AsRef<str> for Key {
 ///
 /// impl IntoKey for ProductId {}
 /// ```
+#[diagnostic::on_unimplemented(note = "a key of several parts is a text of them")]
 pub trait IntoKey: Into<Key> {
     /// Returns the text of the key that this becomes, if it is there already.
     #[doc(hidden)]
