@@ -18,7 +18,7 @@ use super::{
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
-    local::{Fill, LocalStore},
+    local::Fill,
     outcome::Record,
     settings::Options,
 };
@@ -110,14 +110,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// copy that an answer may replace. Until then none is of use. The answers that tell of it are
     /// asked for once more, since a copy is kept only if nothing has changed since its question.
     fn keeps_copies(&self, answers: &[Answered]) -> bool {
-        let entries = answers.iter().flatten().flatten().filter_map(|entry| entry.windows);
-        let has_windows = entries.into_iter().any(|windows| !windows.is_fresh_only());
-        if has_windows && !self.asks_age.load(Ordering::Relaxed) {
+        let mut windows = answers.iter().flatten().flatten().filter_map(|entry| entry.windows);
+        let mut asks_age = self.asks_age.load(Ordering::Relaxed);
+        if !asks_age && windows.any(|windows| !windows.is_fresh_only()) {
             // From here on, reads also ask for the age at once.
             self.asks_age.store(true, Ordering::Relaxed);
+            asks_age = true;
         }
-        let has_rows = |it: &Arc<LocalStore<V>>| it.has_rows.load(Ordering::Relaxed);
-        self.copies.as_ref().is_some_and(has_rows) || self.asks_age.load(Ordering::Relaxed)
+        let copies = self.copies.as_ref();
+        copies.is_some_and(|copies| asks_age || copies.has_rows.load(Ordering::Relaxed))
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
