@@ -857,24 +857,15 @@ async fn callers_beyond_the_limits_are_refused_at_once() {
 async fn loads_after_a_shutdown_are_limited() {
     let cache: Cache<String> =
         Cache::builder(MemoryBackend::new(), "bellwether").max_loads(4).build().unwrap();
-    cache.shutdown(Duration::ZERO).await;
-    let origin = Origin::default();
+    let (under_way, origin) = (Origin::default(), Origin::default());
+    let cut_off = ask(&cache, &under_way, 10 * SECOND);
+    settle().await;
+    // Its deadline is for loads that began before.
+    cache.shutdown(SECOND).await;
+    assert_eq!(cut_off.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
     let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS));
     assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
     assert_eq!((origin.asked(), origin.most()), (20, 4));
-}
-
-/// A load that begins later has a caller that has chosen to wait for it.
-#[tokio::test(start_paused = true)]
-async fn the_deadline_of_a_shutdown_is_for_loads_that_began_before() {
-    let cache: Cache<String> = Cache::new(MemoryBackend::new(), "bellwether").unwrap();
-    let origin = Origin::default();
-    let cut_off = ask(&cache, &origin, 10 * SECOND);
-    settle().await;
-    cache.shutdown(SECOND).await;
-    assert_eq!(cut_off.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
-    let later = ask(&cache, &origin, 10 * SECOND).await.unwrap().unwrap();
-    assert_eq!(later.source(), Source::Degraded);
 }
 
 /// A waiter for another process would sleep until the end of its lease. Other callers of its own

@@ -90,29 +90,22 @@ async fn a_refresh_that_fails_leaves_the_old_value() {
     assert_eq!(cache.get("k").await.unwrap(), Some(100));
 }
 
+/// A caller that has left is told of no failure.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_goes_on_without_its_caller() {
-    let [cache] = fleet(|builder| kept(builder).cancel_abandoned());
-    let origin = Origin::new(LOAD);
-    cache.insert("k", &100).await.unwrap();
-    let refresh = spawn(cache.request("k").refresh(origin.loader()));
-    sleep(LOAD / 2).await;
-    refresh.abort();
-    sleep(LOAD).await;
-    assert_eq!((cache.get("k").await.unwrap(), origin.asked()), (Some(1), 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_caller_that_left_its_refresh_is_told_of_no_failure() {
-    let [cache] = fleet(kept);
-    let origin = Origin::new(LOAD);
-    origin.fails(true);
-    let refresh = spawn(cache.request("k").refresh(origin.loader()));
-    sleep(LOAD / 2).await;
-    refresh.abort();
-    sleep(LOAD).await;
-    let stats = cache.stats();
-    assert_eq!((stats.failures, stats.failed), (1, 0), "{stats:?}");
+    for fails in [false, true] {
+        let [cache] = fleet(|builder| kept(builder).cancel_abandoned());
+        let origin = Origin::new(LOAD);
+        origin.fails(fails);
+        cache.insert("k", &100).await.unwrap();
+        let refresh = spawn(cache.request("k").refresh(origin.loader()));
+        sleep(LOAD / 2).await;
+        refresh.abort();
+        sleep(LOAD).await;
+        assert_eq!(cache.get("k").await.unwrap(), Some(if fails { 100 } else { 1 }));
+        let stats = cache.stats();
+        assert_eq!((stats.failures, stats.failed), (u64::from(fails), 0), "{stats:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -108,20 +108,15 @@ async fn large_bodies_are_shared_byte_for_byte() {
 /// Its end comes by itself, so the length is not known with its head.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_has_arrived_has_a_length() {
-    for method in ["GET", "HEAD"] {
-        let (inner, _) = origin(|_, _| {
-            let pieces = ["01234", "56789"].map(|piece| Ok::<_, io::Error>(Bytes::from(piece)));
-            Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
-        });
-        let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Late(200 * MS)));
-        let cache = http_cache(faulty, "bellwether").build().unwrap();
-        let service: Layered = shared(BellwetherLayer::http(cache)).layer(inner);
-        let answer = service.oneshot(request(method, "/", &[])).await.unwrap();
-        match method {
-            "GET" => assert_eq!(answer.body().size_hint().exact(), Some(10)),
-            _ => assert_eq!(answer.headers()["content-length"], "10"),
-        }
-    }
+    let (inner, _) = origin(|_, _| {
+        let pieces = ["01234", "56789"].map(|piece| Ok::<_, io::Error>(Bytes::from(piece)));
+        Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
+    });
+    let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Late(200 * MS)));
+    let cache = http_cache(faulty, "bellwether").build().unwrap();
+    let service: Layered = shared(BellwetherLayer::http(cache)).layer(inner);
+    let answer = service.oneshot(request("HEAD", "/", &[])).await.unwrap();
+    assert_eq!(answer.headers()["content-length"], "10");
 }
 
 /// A body was collected to its end in one go if it was always ready. The callers that waited for
