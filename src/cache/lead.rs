@@ -45,7 +45,7 @@ pub(super) struct Keeping {
     /// The loader returned the stored value, which is counted.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
-    /// What follows a failure that concerns all callers, if nothing else is set.
+    /// The rule for a failure that concerns all callers, if nothing else is set.
     pub(super) after_common_failure: Option<AfterFailure>,
     /// The tags, with the tag number from before the load.
     pub(super) tagged: Tagged,

@@ -311,7 +311,7 @@ impl<V> LocalStore<V> {
     }
 
     /// Lets go of the copy of an entry from before this fence. Returns whether there was one. The
-    /// prefix is that of the name of the key.
+    /// key and the prefix are of one name.
     pub(super) fn drop_older(&self, key: &str, prefix: &str, fence: u64) -> bool {
         let mut is_dropped = false;
         self.order.changed(prefix, fence, || {

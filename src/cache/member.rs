@@ -1,4 +1,4 @@
-//! What the keys of one call share: how many of them are undecided, and a permit to load.
+//! The state that the keys of one call share: how many are undecided, and a permit to load.
 
 use std::sync::{
     Arc, Weak,

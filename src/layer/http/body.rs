@@ -130,7 +130,7 @@ impl fmt::Debug for ResponseBody {
 /// The body of the inner service.
 pub(super) struct ServiceBody {
     pub(super) frames: UnsyncBoxBody<Bytes, BodyError>,
-    /// What it says of its length, until it is read.
+    /// The length that it announces, until it is read.
     pub(super) hint: SizeHint,
 }
 
@@ -297,11 +297,11 @@ pub(super) struct Collector {
     source: BodyRest,
 }
 
-/// What is to come of the body of the inner service, whose code may panic.
+/// The rest of the body of the inner service, whose code may panic.
 #[derive(Default)]
 struct BodyRest {
     body: Option<ServiceBody>,
-    /// Its length, if that is known.
+    /// The length of the rest, if that is known.
     length: Option<u64>,
 }
 
@@ -320,15 +320,14 @@ impl BodyRest {
             Some(Err(error)) => (Bytes::new(), Some(Err(error))),
             None => (Bytes::new(), Some(Ok(None))),
         };
-        let length = self.length.map(|length| length.checked_sub(data.len() as u64));
-        match length {
-            // It is longer.
-            Some(None) => (data, end) = (Bytes::new(), Some(Err(BodyError::Length))),
-            // If this is the end, it is shorter.
-            Some(Some(1..)) => end = end.map(|end| end.and(Err(BodyError::Length))),
-            Some(Some(0)) | None => {}
+        let size = data.len() as u64;
+        if self.length.is_some_and(|left| size > left) {
+            (data, end) = (Bytes::new(), Some(Err(BodyError::Length)));
         }
-        self.length = length.flatten();
+        self.length = self.length.map(|left| left.saturating_sub(size));
+        if self.length.is_some_and(|left| left > 0) {
+            end = end.map(|end| end.and(Err(BodyError::Length)));
+        }
         if end.is_some() {
             let body = self.body.take();
             let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));

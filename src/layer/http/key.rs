@@ -101,7 +101,7 @@ pub(super) fn header_part(header: &str) -> KeyPart {
 /// differ, and the path behind that. Both are in normal form.
 pub(super) type Paths<'a> = [Cow<'a, str>; 2];
 
-/// What a request asks its host for.
+/// The scheme and the paths that a request names.
 pub(super) struct Target<'a> {
     /// The scheme that an HTTP/1.1 request names in front of its host, which few do. Requests of
     /// HTTP/2 always name one, and must share with them.

@@ -145,8 +145,8 @@ impl Place {
         }
     }
 
-    /// Returns the variant that a response is which the flight of this place has loaded. `names`
-    /// are those of its `Vary` that do not select this place.
+    /// Returns the variant that a response of this place's flight is. `names` are the names in its
+    /// `Vary` that do not select this place.
     ///
     /// Returns `None` if the response belongs nowhere, because its `Vary` has no end, or a key is
     /// too long.
