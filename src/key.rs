@@ -221,6 +221,11 @@ impl Name {
         (*name.prefix == *prefix).then_some(name)
     }
 
+    /// Returns the name of a lock with this prefix.
+    pub(crate) fn of_lock(prefix: &str) -> Self {
+        Self { prefix: prefix.into(), schema: 0, family: Family::Lock }
+    }
+
     /// Returns the name under which a namespace keeps its tags.
     pub(crate) fn of_tags(namespace: &Namespace) -> Self {
         let family = Family::Tags;

@@ -80,6 +80,7 @@ pub mod lease;
 pub mod lock;
 mod meter;
 mod observe;
+mod random;
 mod shards;
 mod spans;
 mod sync;

@@ -8,11 +8,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Returns the time, if a build has metrics.
-pub(crate) fn now() -> Option<Instant> {
-    cfg!(feature = "metrics").then(Instant::now)
-}
-
 /// Under which label a cache or its locks publish, once they do.
 #[derive(Default)]
 pub(crate) struct Meter {

@@ -129,8 +129,11 @@ counters! {
     LockCounters => LockStats {
         /// Leases that were acquired, also by a pass from another caller of this process.
         acquired,
-        /// Acquisitions that ended without a lease because of other holders.
+        /// Acquisitions that waited, and ended without a lease because of other holders.
         not_acquired,
+        /// Tries without a wait, such as [`try_lock`](crate::lock::Mutex::try_lock), that found
+        /// other holders in the way.
+        taken,
         /// Acquisitions that ended with another error.
         failed,
         /// Leases that were lost while they were held.

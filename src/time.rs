@@ -4,11 +4,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::random;
+
 /// Returns the time `wait` after `start`, at most thirty years after it.
 pub(crate) fn after(start: Instant, wait: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
     start.checked_add(wait.min(FAR)).unwrap_or(start)
 }
+
+/// How often a waiter asks that no push reaches.
+pub(crate) const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 
 /// The pauses between tries that fail: 20 ms, doubled up to a second, each less a random part of
 /// up to a half.
@@ -28,7 +33,7 @@ impl Pauses {
     pub(crate) fn next(&mut self) -> Duration {
         let pause = Self::FIRST.saturating_mul(1 << self.failures.min(6)).min(Self::LONGEST);
         self.failures = self.failures.saturating_add(1);
-        pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+        random::upper_half(pause)
     }
 }
 

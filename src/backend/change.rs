@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 
 use crate::{
-    backend::{Entry, Owner},
+    backend::{Entry, Mode, Owner},
     error::{Chain, Error, ErrorKind},
 };
 
@@ -27,6 +27,8 @@ pub enum Change {
     Invalidated(u64),
     /// The waiter in the queue with this owner has the lease now. The others need not look.
     Granted(Handover),
+    /// The lease of this owner was ended from outside.
+    Ended(Owner),
 }
 
 /// An entry that waiters are to [read](crate::backend::Store::get).
@@ -52,6 +54,48 @@ pub struct Handover {
     /// queue. The holder and the server have no other time in common. Zero if the holder is to ask
     /// before it trusts the grant.
     pub ends: Duration,
+    /// What is held. It tells how to release a lease that no one here waits for.
+    pub hold: HandedHold,
+}
+
+/// What a handover has granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandedHold {
+    /// The mutex of the name.
+    Mutex,
+    /// The read-write lock of the name, as its writer.
+    Writer,
+    /// Shared units. These are not released here: a permit may have left with its id.
+    Shared,
+}
+
+impl HandedHold {
+    /// Returns the letter in a message: that of the key of a sole holder, or `s`.
+    fn letter(self) -> char {
+        match self {
+            Self::Mutex => 'l',
+            Self::Writer => 'w',
+            Self::Shared => 's',
+        }
+    }
+
+    fn from_letter(letter: &str) -> Self {
+        match letter {
+            "l" => Self::Mutex,
+            "w" => Self::Writer,
+            _ => Self::Shared,
+        }
+    }
+}
+
+impl From<Mode> for HandedHold {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive | Mode::Fair => Self::Mutex,
+            Mode::Write => Self::Writer,
+            Mode::Read | Mode::Permit { .. } => Self::Shared,
+        }
+    }
 }
 
 /// A failed load, as other processes are told of it.
@@ -154,7 +198,7 @@ impl Change {
     /// Returns the owner that the change is for, if it is for one only.
     pub fn addressee(&self) -> Option<Owner> {
         match self {
-            Self::Granted(Handover { owner, .. }) => Some(*owner),
+            Self::Granted(Handover { owner, .. }) | Self::Ended(owner) => Some(*owner),
             _ => None,
         }
     }
@@ -165,13 +209,13 @@ impl Change {
             Self::Entry(entry) => Some(entry.fence),
             Self::Announced(announced) => Some(announced.fence),
             Self::Invalidated(fence) => Some(*fence),
-            Self::Wake | Self::Failed(_) | Self::Granted(_) => None,
+            Self::Wake | Self::Failed(_) | Self::Granted(_) | Self::Ended(_) => None,
         }
     }
 
     /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
     /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
-    /// an owner and milliseconds after `g`.
+    /// an owner, milliseconds and the need of the claim after `g`. An owner follows `l`.
     pub fn encode(&self) -> Bytes {
         let (head, rest) = match self {
             Self::Wake => ("w".to_owned(), Bytes::new()),
@@ -181,9 +225,11 @@ impl Change {
             }
             Self::Failed(failure) => (format!("f{:016}", failure.fence), failure.encode()),
             Self::Invalidated(fence) => (format!("i{fence:016}"), Bytes::new()),
-            Self::Granted(Handover { owner, fence, ends }) => {
-                (format!("g{fence:016}{owner}{}", ends.as_millis()), Bytes::new())
+            Self::Granted(Handover { owner, fence, ends, hold }) => {
+                let ends = ends.as_millis();
+                (format!("g{fence:016}{owner}{ends},{}", hold.letter()), Bytes::new())
             }
+            Self::Ended(owner) => (format!("l{owner}"), Bytes::new()),
         };
         [head.as_bytes(), &rest].concat().into()
     }
@@ -202,11 +248,16 @@ impl Change {
                 }
                 b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
                 b'i' => Self::Invalidated(fence()?),
-                b'g' => Self::Granted(Handover {
-                    fence: fence()?,
-                    owner: text(17, 49)?.parse().ok()?,
-                    ends: Duration::from_millis(text(49, bytes.len())?.parse().ok()?),
-                }),
+                b'g' => {
+                    let (ends, hold) = text(49, bytes.len())?.split_once(',')?;
+                    Self::Granted(Handover {
+                        fence: fence()?,
+                        owner: text(17, 49)?.parse().ok()?,
+                        ends: Duration::from_millis(ends.parse().ok()?),
+                        hold: HandedHold::from_letter(hold),
+                    })
+                }
+                b'l' => Self::Ended(text(1, 33)?.parse().ok()?),
                 _ => Self::Wake,
             })
         };

@@ -17,9 +17,9 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Change, Owner, Tap};
+use super::{Change, Claim, HANDOVER_LIFE, HandedHold, Handover, Holders, Mode, Owner, Tap};
 use crate::{
-    meter,
+    key::Name,
     sync::{lock, read, write},
 };
 
@@ -33,6 +33,7 @@ struct Registry {
     /// Changes when a channel opens or closes, for the tasks that subscribe to them.
     openings: watch::Sender<u64>,
     taps: RwLock<Vec<Weak<dyn Tap>>>,
+    holders: RwLock<Vec<Weak<dyn Holders>>>,
 }
 
 #[derive(Default)]
@@ -84,9 +85,24 @@ impl Channels {
         if let Some(fence) = change.of_entry() {
             self.tell_taps(|tap| tap.changed(topic, fence));
         }
+        if let Change::Ended(owner) = change {
+            for holders in self.holders() {
+                holders.ended(owner);
+            }
+            return;
+        }
+        if !self.put(topic, &change)
+            && let Change::Granted(handover) = change
+        {
+            self.orphaned(topic, &handover);
+        }
+    }
+
+    /// Gives a change to the waiters that it is for. Returns whether there is one.
+    fn put(&self, topic: &str, change: &Change) -> bool {
         let state = self.state();
         if state.waiters.is_empty() {
-            return;
+            return false;
         }
         let (topic, addressee) = (Arc::from(topic), change.addressee());
         let is_for = |place: &WaiterPlace| place.owner.is_none() || addressee.is_none();
@@ -95,7 +111,27 @@ impl Channels {
         let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
         let told: Vec<_> = all.chain(one).map(|(_, waiter)| waiter.inbox.clone()).collect();
         drop(state);
-        told.iter().for_each(|inbox| inbox.put(change.clone()));
+        for inbox in &told {
+            inbox.put(change.clone());
+        }
+        !told.is_empty()
+    }
+
+    /// Has a lease released that was handed over to an owner which neither waits nor holds here.
+    /// Its waiter has left, and its undo was lost with its runtime or its connection.
+    fn orphaned(&self, topic: &str, handover: &Handover) {
+        let mode = match handover.hold {
+            HandedHold::Mutex => Mode::Exclusive,
+            HandedHold::Writer => Mode::Write,
+            HandedHold::Shared => return,
+        };
+        let all = self.holders();
+        let Some(first) = all.first() else { return };
+        if all.iter().any(|holders| holders.has(handover.owner)) {
+            return;
+        }
+        let name = Name::of_lock(topic);
+        first.orphaned(Claim::under(handover.owner, name, mode, HANDOVER_LIFE, HANDOVER_LIFE));
     }
 
     /// Registers a waiter whose changes come through some channels of a server.
@@ -123,6 +159,16 @@ impl Channels {
         let mut taps = write(&self.0.taps);
         taps.retain(|tap| tap.strong_count() > 0);
         taps.push(tap);
+    }
+
+    pub(crate) fn add_holders(&self, holders: Weak<dyn Holders>) {
+        let mut all = write(&self.0.holders);
+        all.retain(|holders| holders.strong_count() > 0);
+        all.push(holders);
+    }
+
+    fn holders(&self) -> Vec<Arc<dyn Holders>> {
+        read(&self.0.holders).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Tells all local tiers. Returns whether there is one.
@@ -248,8 +294,8 @@ impl Changes {
         self.next_push().await.0
     }
 
-    /// Returns the next change, and when it came if metrics are compiled in.
-    pub(crate) async fn next_push(&mut self) -> (Change, Option<Instant>) {
+    /// Returns the next change, and when it came.
+    pub(crate) async fn next_push(&mut self) -> (Change, Instant) {
         loop {
             let next = lock(&self.inbox.unread).pop_front();
             match next {
@@ -327,7 +373,7 @@ const BACKLOG: usize = 16;
 /// Takes the pushes for one listener until it reads them.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    unread: Mutex<VecDeque<(Change, Option<Instant>)>>,
+    unread: Mutex<VecDeque<(Change, Instant)>>,
     came: Notify,
 }
 
@@ -341,10 +387,18 @@ impl Inbox {
             if is_full {
                 unread.clear();
             }
-            unread.push_back((if is_full { Change::Wake } else { change }, meter::now()));
+            let change = if is_full { Change::Wake } else { change };
+            unread.push_back((change, Instant::now()));
         }
         drop(unread);
         self.came.notify_one();
+    }
+
+    /// Returns when the first change came that its listener has not read.
+    pub(crate) fn unread_since(&self) -> Option<Instant> {
+        let unread = lock(&self.unread);
+        let (_, came) = unread.front()?;
+        Some(*came)
     }
 }
 

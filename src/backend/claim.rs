@@ -9,7 +9,10 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::key::{Family, Name};
+use crate::{
+    key::{Family, Name},
+    random,
+};
 
 /// How a lease is held, and beside which other holders.
 ///
@@ -144,9 +147,18 @@ pub struct Claim {
 impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        let owner = Owner::fresh();
-        let (waits, listens, label) = (true, true, None);
-        Self { name, owner, mode, lease, fence_life, waits, listens, label }
+        Self::under(Owner::fresh(), name, mode, lease, fence_life)
+    }
+
+    /// Creates a claim of an owner that waits.
+    pub(crate) fn under(
+        owner: Owner,
+        name: Name,
+        mode: Mode,
+        lease: Duration,
+        fence_life: Duration,
+    ) -> Self {
+        Self { name, owner, mode, lease, fence_life, waits: true, listens: true, label: None }
     }
 
     /// Returns whether its release wakes all waiters. Those for an entry or a majority have no
@@ -233,7 +245,8 @@ pub struct Kept {
     pub stands: Vec<bool>,
 }
 
-/// The id of a holder: 64 random bits of the process, then 62 random bits of the acquisition.
+/// The id of a holder: 64 random bits of its [process](ProcessId), then 62 random bits of the
+/// acquisition.
 ///
 /// Each acquisition has a fresh owner, and a release without an answer ends its use. So a late
 /// release cannot end a later grant.
@@ -243,8 +256,13 @@ pub struct Owner(Uuid);
 impl Owner {
     /// Creates an owner that no other acquisition has.
     pub fn fresh() -> Self {
-        let low = Uuid::new_v4().as_u64_pair().1;
-        Self(Uuid::from_u64_pair(*PROCESS, low))
+        Self::of(*PROCESS)
+    }
+
+    /// Creates an owner of a process that no other acquisition has.
+    pub(crate) fn of(process: ProcessId) -> Self {
+        let (_, low) = random::id().as_u64_pair();
+        Self(Uuid::from_u64_pair(process.0, low))
     }
 
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
@@ -254,22 +272,45 @@ impl Owner {
         digits
     }
 
-    /// Returns the half that all owners of one process share.
-    pub(crate) fn process_half(self) -> u64 {
-        self.0.as_u64_pair().0
-    }
-
-    /// Returns the half that all owners of this process share, as text.
-    pub(crate) fn process() -> String {
-        format!("{:016x}", *PROCESS)
+    /// Returns the process that the owner belongs to.
+    pub(crate) fn process(self) -> ProcessId {
+        ProcessId(self.0.as_u64_pair().0)
     }
 }
 
-/// The id of this process. Each half of a version 4 UUID has fixed bits, and their XOR has none.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| {
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high ^ low
-});
+/// The id of a process, as the queues of a backend see it: each backend that is not a clone has one
+/// of its own. So when a runtime ends with its backend, the queue entries of that backend end, and
+/// no other backend of the same operating system process keeps them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessId(u64);
+
+impl ProcessId {
+    /// Creates an id that no other process has. Each half of a version 4 UUID has fixed bits, and
+    /// their XOR has none.
+    pub(crate) fn fresh() -> Self {
+        let (high, low) = random::id().as_u64_pair();
+        Self(high ^ low)
+    }
+
+    /// Returns the id of this operating system process.
+    pub(crate) fn of_this() -> Self {
+        *PROCESS
+    }
+}
+
+static PROCESS: LazyLock<ProcessId> = LazyLock::new(ProcessId::fresh);
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessId({self})")
+    }
+}
 
 impl FromStr for Owner {
     type Err = uuid::Error;

@@ -36,7 +36,7 @@ impl Holding {
     /// Returns the same with the one holder, whose fence tells how long it has held.
     pub(crate) fn by(self, holder: Owner, fence: u64, now: u64, label: Option<&str>) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
-        let process = Some(format!("{:016x}", holder.process_half()));
+        let process = Some(holder.process().to_string());
         let owner = label.map(str::to_owned);
         Self { holder: Some(holder), process, owner, fence, held_for, ..self }
     }

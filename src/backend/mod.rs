@@ -30,6 +30,7 @@ mod change;
 pub(crate) mod channels;
 mod claim;
 mod entry;
+mod holders;
 mod inspect;
 mod mark;
 mod memory;
@@ -39,7 +40,7 @@ mod store;
 mod tags;
 mod tap;
 
-use std::time::Duration;
+use std::{sync::Weak, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
@@ -58,10 +59,14 @@ pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
 
 #[doc(hidden)]
 pub use self::{
-    change::{Announcement, BackOff, Change, Failure, Handover},
+    change::{Announcement, BackOff, Change, Failure, HandedHold, Handover},
     channels::{Changes, Channels},
-    claim::{Claim, Grant, HANDOVER_LIFE, Kept, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal},
+    claim::{
+        Claim, Grant, HANDOVER_LIFE, Kept, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE,
+        Renewal,
+    },
     entry::{Entry, EntryKind, Windows},
+    holders::Holders,
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
@@ -84,6 +89,16 @@ pub(crate) const RENEWAL_BATCH: usize = 100;
 #[doc(hidden)]
 #[async_trait]
 pub trait Leases: Send + Sync + 'static {
+    /// Returns the process of the owners at this backend. Its queue entries are kept together.
+    fn process(&self) -> ProcessId {
+        ProcessId::of_this()
+    }
+
+    /// Returns an owner for a claim, which no other acquisition has.
+    fn new_owner(&self) -> Owner {
+        Owner::of(self.process())
+    }
+
     /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
     /// fence, to the owner that has it.
     ///
@@ -159,8 +174,19 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Ends what is held in the semaphore of a mode, and its queue, whatever stands there, and
-    /// wakes the waiters. Returns whether something was there.
+    /// wakes the waiters. Pushes that to the holders as well ([`Change::Ended`]). Returns whether
+    /// something was there.
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError>;
+
+    /// Pushes to the process of a holder that its lease was ended from outside. The default does
+    /// nothing: the holder learns of it at its next renewal.
+    async fn tell_ended(&self, _name: &Name, _owner: Owner) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Has these holders told what is pushed for owners of this process that do not wait. The
+    /// default is for a backend that pushes nothing of the kind.
+    fn watch(&self, _holders: Weak<dyn Holders>) {}
 
     /// Registers a waiter for the changes of a name, before it asks: those for all, and those for
     /// the owner of its claim. Without a claim, it gets all changes. Nothing is sent to the server

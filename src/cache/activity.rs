@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::Cache;
 use crate::{
-    backend::{Changes, Owner},
+    backend::{Changes, Owner, ProcessId},
     key::{Family, Key, Name},
     sync::lock,
 };
@@ -89,7 +89,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 core.activity.is_asked.store(asked, Ordering::Relaxed);
                 let (stats, keys) = (core.stats(), core.activity.take());
                 drop(core);
-                let process = Owner::process();
+                let process = ProcessId::of_this().to_string();
                 let answer = json!({"cache": id, "process": process, "stats": stats, "keys": keys});
                 if asked {
                     let _ = store.answer(&name, &answer.to_string()).await;

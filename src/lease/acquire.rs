@@ -1,51 +1,33 @@
 //! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
+//!
+//! The caller polls its acquisition by itself, and may stop to. What it was granted then lies with
+//! its future: **a lease that its caller has not read is not renewed**. If the caller polls again
+//! while the lease lasts, it holds the lease. Otherwise the lease has ended by itself, and the
+//! caller asks again. So a future that is not polled keeps others waiting for its lease at most, or
+//! for 2 s after a handover. Nothing watches a caller, and nothing is taken from it.
 
-use std::{
-    panic::AssertUnwindSafe,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::join_all};
-use tokio::{
-    runtime::Handle,
-    sync::{Notify, Semaphore},
-    task::yield_now,
-    time::{Instant, sleep, timeout},
-};
-use tokio_util::task::AbortOnDropHandle;
-use tracing::{Instrument, Span, debug};
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::Instrument;
 
 use super::{
-    Acquisition, Engine, Granted, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
-    queue::{Slot, SlotNotice},
+    Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
+    keeper::KeptPlace,
+    local_queue::{Slot, SlotNotice},
     run_until, try_limit,
 };
 use crate::{
-    backend::{Change, Claim, Claimed, Mode, Owner},
+    backend::{Change, Claim, Claimed, Mode, Renewal},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Key,
     spans,
-    sync::lock,
 };
 
 /// How long a process that has had its turn waits before it asks again, so that the next one comes
 /// first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
-
-/// The acquisitions that may be under way at one shard: enough to keep a connection busy, and few
-/// enough for an answer in time.
-const TURNS: usize = 128;
-
-/// After how long a caller asks without a turn: a server that hangs may keep all of them. A burst
-/// of 20,000 callers takes less.
-const LONGEST_WAIT_FOR_TURN: Duration = Duration::from_secs(2);
-
-/// How long an outcome waits for its caller, and longer while the runtime is busy.
-const PATIENCE: Duration = Duration::from_millis(30);
-const BUSY: Duration = Duration::from_millis(5);
-/// The time for the release of what was dropped, which an acquisition that begins anew would meet.
-const UNDO: Duration = Duration::from_millis(10);
 
 /// Which leases are acquired, and how each is acquired and kept.
 pub(crate) struct AcquireTerms {
@@ -56,8 +38,6 @@ pub(crate) struct AcquireTerms {
     pub(crate) limit: Duration,
 }
 
-type Leased = Result<Vec<LeaseGuard>, Error>;
-
 impl Engine {
     /// Acquires leases one after another, within one limit, waiting while other holders are in the
     /// way. If one is not acquired, those before it are released. If one is lost meanwhile, all are
@@ -65,249 +45,330 @@ impl Engine {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped or no longer polled, leases that it may have acquired are
-    /// released in a task.
-    pub(crate) async fn acquire(self: &Arc<Self>, what: &Key, terms: AcquireTerms) -> Leased {
-        let (begun, span) = (Instant::now(), spans::lock(what));
-        let outcome = self.attended(begun, Arc::new(terms)).instrument(span.clone()).await;
+    /// When the future is dropped, leases that it may have acquired are released in a task. When it
+    /// is no longer polled, they end by themselves.
+    pub(crate) async fn acquire(
+        &self,
+        what: &Key,
+        terms: AcquireTerms,
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        let begun = Instant::now();
+        let span = spans::lock(what);
+        let tries_once = terms.claims.iter().any(|claim| !claim.waits);
+        let acquiring = self.janitor.polled.track_future(self.acquire_all(begun, &terms));
+        // The retry strategy may be code of the user.
+        let caught = AssertUnwindSafe(acquiring).catch_unwind().instrument(span.clone()).await;
+        let outcome = caught.unwrap_or_else(|_panic| {
+            Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"))
+        });
         let error = outcome.as_ref().err();
         let result = if error.is_none() { "acquired" } else { "error" };
         spans::ended(&span, result, error);
-        self.meter.ended("bellwether_lock_wait_seconds", begun, result);
+        self.renewals.meter.ended("bellwether_lock_wait_seconds", begun, result);
         match error.map(Error::kind) {
             None => {}
+            Some(ErrorKind::NotAcquired) if tries_once => self.counters.taken.add(),
             Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
             Some(_) => self.counters.failed.add(),
         }
         outcome
     }
 
-    /// Acquires for a caller, which may keep the future and not poll it, such as an arm of a loop
-    /// around `select!`. It must not hold other callers up.
-    ///
-    /// An acquisition that does not end at once goes on in a task, and the task offers the outcome
-    /// to the caller. If the caller does not take it in time, the task drops it, and so releases
-    /// it: the next caller gets the lock. A caller that polls again later begins anew, at the end
-    /// of the queue.
-    async fn attended(self: &Arc<Self>, since: Instant, terms: Arc<AcquireTerms>) -> Leased {
-        loop {
-            let acquiring = self.clone().acquire_in_order(since, terms.clone());
-            let acquiring = self.janitor.tasks.track_future(acquiring).instrument(Span::current());
-            // The retry strategy may be code of the user.
-            let panicked = |_| Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"));
-            let caught = AssertUnwindSafe(acquiring).catch_unwind();
-            let mut acquiring = Box::pin(caught.map(move |it| it.unwrap_or_else(panicked)));
-            if let Some(outcome) = (&mut acquiring).now_or_never() {
-                return outcome;
-            }
-            let offer = Arc::<Offer>::default();
-            let mut task = AbortOnDropHandle::new(tokio::spawn(offer.clone().make(acquiring)));
-            tokio::select! {
-                biased;
-                () = offer.made.notified() => {}
-                _ = &mut task => {}
-            }
-            if let Some(outcome) = offer.take() {
-                return outcome;
-            }
-            sleep(UNDO).await;
-        }
-    }
-
-    async fn acquire_in_order(self: Arc<Self>, since: Instant, terms: Arc<AcquireTerms>) -> Leased {
-        loop {
-            let mut held = Vec::with_capacity(terms.claims.len());
-            let outcome: Result<(), Error> = async {
-                for claim in &terms.claims {
-                    held.push(self.acquire_since(since, claim, &terms).await?);
-                }
-                Ok(())
-            }
-            .await;
-            // The holder of a single lease learns of its loss by itself.
-            let is_late = held.len() > 1 && held.iter().any(|lease| lease.is_lost());
-            if outcome.is_ok() && !is_late {
-                return Ok(held);
-            }
-            // An error says more than how the releases end.
-            join_all(held.into_iter().map(LeaseGuard::release)).await;
-            outcome?;
-        }
-    }
-
-    /// Acquires a lease under a fresh owner, for a caller that has waited since then.
-    async fn acquire_since(
-        self: &Arc<Self>,
+    async fn acquire_all(
+        &self,
         since: Instant,
-        claim: &Claim,
         terms: &AcquireTerms,
-    ) -> Result<LeaseGuard, Error> {
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        let mut is_first_round = true;
+        loop {
+            let mut granted = Vec::with_capacity(terms.claims.len());
+            let mut failure = None;
+            for claim in &terms.claims {
+                let claim =
+                    if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
+                let acquiring = self.acquire_one(since, claim, terms);
+                match self.keeping(&mut granted, terms.upkeep, acquiring).await {
+                    Ok(next) => granted.push(next),
+                    Err(error) => {
+                        failure = Some(error);
+                        break;
+                    }
+                }
+            }
+            // The holder of a single lease learns of its loss by itself.
+            let is_any_lost = granted.len() > 1 && !granted.iter().all(Granted::has_lease);
+            if failure.is_none() && !is_any_lost {
+                return Ok(granted.into_iter().filter_map(|one| self.held(one, terms)).collect());
+            }
+            // The error says more than how the releases end.
+            join_all(granted.into_iter().map(Granted::give_back)).await;
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            is_first_round = false;
+        }
+    }
+
+    /// Acquires a lease for a caller that has waited since then.
+    async fn acquire_one(
+        &self,
+        since: Instant,
+        claim: Claim,
+        terms: &AcquireTerms,
+    ) -> Result<Granted, Error> {
         let mut waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
         if !claim.waits {
             waiting.try_once();
         }
-        let upkeep = terms.upkeep;
-        let acquisition = || {
-            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
-            Box::new(Acquisition::new(&self.janitor, claim))
-        };
         let acquiring = async {
-            let (acquisition, slot) = match claim.mode {
-                Mode::Exclusive => match self.queue_up(acquisition, upkeep, &mut waiting).await {
-                    Some(SlotNotice::Passed(lease)) => return Ok(lease),
-                    Some(SlotNotice::Contend(acquisition, slot)) => (acquisition, Some(slot)),
-                    None => return Err(waiting.not_acquired(claim)),
-                },
-                // These are granted in order by their queue at the backend.
-                _ => (acquisition(), None),
-            };
-            Contender { engine: self, acquisition, upkeep, slot }.acquire(&mut waiting).await
+            let contender = self.queue_up(claim, terms.upkeep, &mut waiting).await?;
+            contender.acquire(&mut waiting).await
         };
-        let held = run_until(self.janitor.stop.cancelled(), acquiring).await;
-        let held = held.unwrap_or_else(|| Err(Error::shut_down()))?;
-        self.meter.woken(waiting.pushed_at, "acquired");
-        Ok(held)
+        let acquired = run_until(self.janitor.stop.cancelled(), acquiring).await;
+        let granted = acquired.unwrap_or_else(|| Err(Error::shut_down()))?;
+        self.renewals.meter.woken(waiting.pushed_at, "acquired");
+        Ok(granted)
     }
 
-    /// Takes the slot of the local queue. Returns `None` if the wait for it is over first.
+    /// Waits for the slot of the local queue, where the mode has one.
     async fn queue_up(
-        self: &Arc<Self>,
-        acquisition: impl Fn() -> Box<Acquisition>,
+        &self,
+        mut claim: Claim,
         upkeep: Upkeep,
         waiting: &mut Waiting<'_>,
-    ) -> Option<SlotNotice> {
+    ) -> Result<Contender<'_>, Error> {
+        let contender =
+            |acquisition, slot| Contender { engine: self, upkeep, acquisition, slot, place: None };
+        let new = |claim: &Claim| Box::new(Acquisition::new(&self.janitor, claim.clone()));
+        // The other modes are granted in order by their queue at the backend.
+        if claim.mode != Mode::Exclusive {
+            return Ok(contender(new(&claim), None));
+        }
         loop {
-            let mut notices = match self.enter_queue(acquisition(), upkeep) {
-                Ok(notice) => return Some(notice),
+            let mut notices = match self.queues.enter(new(&claim)) {
+                Ok(SlotNotice { acquisition, slot }) => {
+                    return Ok(contender(acquisition, Some(slot)));
+                }
                 Err(notices) => notices,
             };
-            // An error: the holder that was passing the lease on is gone with its runtime.
-            if let Ok(notice) = Box::pin(waiting.bounded(&mut notices)).await? {
-                if matches!(&notice, SlotNotice::Contend(_, slot) if slot.changes.is_some()) {
-                    Box::pin(sleep(GIVE_WAY)).await;
+            let is_unread = Box::pin(self.queues.unread(&claim.name, claim.lease));
+            let noticed = Box::pin(waiting.bounded(async {
+                tokio::select! {
+                    biased;
+                    notice = &mut notices => Some(notice),
+                    () = is_unread => None,
                 }
-                return Some(notice);
+            }));
+            match noticed.await {
+                Some(Some(Ok(SlotNotice { acquisition, slot }))) => {
+                    if !acquisition.is_granted() && slot.changes.is_some() {
+                        Box::pin(sleep(GIVE_WAY)).await;
+                    }
+                    return Ok(contender(acquisition, Some(slot)));
+                }
+                // The holder that was passing the lease on is gone with its runtime.
+                Some(Some(Err(_))) => claim = self.under_new_owner(&claim),
+                Some(None) => return Ok(contender(new(&self.under_new_owner(&claim)), None)),
+                None => return Err(waiting.not_acquired(&claim)),
             }
         }
     }
+
+    /// Runs a future, and renews what was granted before it, for as long as this is polled.
+    async fn keeping<T>(
+        &self,
+        granted: &mut [Granted],
+        upkeep: Upkeep,
+        next: impl Future<Output = T>,
+    ) -> T {
+        if granted.is_empty() {
+            return next.await;
+        }
+        tokio::select! {
+            biased;
+            output = next => output,
+            never = Box::pin(self.keep(granted, upkeep)) => match never {},
+        }
+    }
+
+    /// Renews leases whose caller still waits for others.
+    async fn keep(&self, granted: &mut [Granted], upkeep: Upkeep) -> std::convert::Infallible {
+        let Some(interval) = upkeep.renew_every else { return pending().await };
+        let mut next = Instant::now() + interval / 2;
+        loop {
+            sleep_until(next).await;
+            let sent = Instant::now();
+            next = sent + interval / 2;
+            let claims: Vec<_> =
+                granted.iter().map(|one| one.acquisition.claim().clone()).collect();
+            // Without an answer, the next renewal finds out.
+            let Ok(renewals) = self.backend.renew(&claims).await else { continue };
+            for (one, renewal) in granted.iter_mut().zip(renewals) {
+                match renewal {
+                    Renewal::Held => one.acquisition.renewed(sent),
+                    Renewal::NotHeld => one.acquisition.lost(),
+                    Renewal::Unknown => {}
+                }
+            }
+        }
+    }
+
+    fn held(&self, granted: Granted, terms: &AcquireTerms) -> Option<LeaseGuard> {
+        let Granted { mut acquisition, slot } = granted;
+        LeaseGuard::new(&self.renewals, &mut acquisition, terms.upkeep, slot)
+    }
+
+    fn under_new_owner(&self, claim: &Claim) -> Claim {
+        Claim { owner: self.backend.new_owner(), ..claim.clone() }
+    }
 }
 
-struct Contender<'a> {
-    engine: &'a Arc<Engine>,
+/// A lease that was granted, and that its caller does not hold yet. Dropped, it is released in a
+/// task.
+struct Granted {
     acquisition: Box<Acquisition>,
-    upkeep: Upkeep,
     /// The slot of the local queue, where the mode has one.
     slot: Option<Slot>,
 }
 
+impl Granted {
+    fn has_lease(&self) -> bool {
+        self.acquisition.has_lease()
+    }
+
+    async fn give_back(self) {
+        let _ = self.acquisition.give_back().await;
+    }
+}
+
+/// A caller that asks the backend.
+struct Contender<'a> {
+    engine: &'a Engine,
+    upkeep: Upkeep,
+    acquisition: Box<Acquisition>,
+    /// The slot of the local queue, where the mode has one.
+    slot: Option<Slot>,
+    /// Its entry in the queue of the backend, while the caller sleeps.
+    place: Option<KeptPlace>,
+}
+
 impl Contender<'_> {
     /// Asks until the lease is granted or handed over.
-    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<LeaseGuard, Error> {
-        let try_limit = try_limit(waiting.strategy, self.engine.backend.as_ref());
+    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<Granted, Error> {
+        if self.acquisition.has_lease() {
+            // The last holder has passed it on.
+            return Ok(self.granted());
+        }
         loop {
-            let (remaining, failure) = match self.ask(try_limit, waiting.left()).await {
-                Ok((Claimed::Granted(grant), sent)) => {
-                    return Ok(self.hold(grant.fence(), sent, None));
+            let answer = self.ask(waiting.strategy, waiting.left()).await;
+            let wake = match &answer {
+                // A lease that was read too late has ended by itself.
+                Ok(Claimed::Granted(_)) if self.acquisition.has_lease() => {
+                    return Ok(self.granted_by_backend());
                 }
-                Ok((Claimed::Occupied(occupied), _)) => (Some(occupied.remaining), None),
+                Ok(Claimed::Occupied(occupied)) => {
+                    self.wakes_after_look(waiting, occupied.remaining)
+                }
+                Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                    return Err(error.clone().into());
+                }
                 // No lock is answered in another way.
-                Ok(_) => (None, None),
-                Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
-                Err(error) => {
-                    self.restart_after(&error);
-                    (None, Some(error))
-                }
+                Ok(_) | Err(_) => waiting.wakes_after_failure(),
             };
-            // In a box, so that an acquisition that need not wait stays small.
-            let woken = Box::pin(waiting.after(self.engine, &mut self.acquisition, remaining));
-            match woken.await {
+            let woken = match wake {
+                Some(wake) => self.sleep(waiting, wake).await,
+                None => Woken::TimeUp,
+            };
+            match woken {
                 Woken::Again => {}
                 Woken::Pushed(change) => {
-                    if let Some(held) = self.handed_over(&change) {
-                        return Ok(held);
+                    if self.is_handed_over(&change) {
+                        return Ok(self.granted_by_backend());
                     }
                 }
                 Woken::TimeUp => {
-                    let why = || waiting.not_acquired(&self.acquisition.release.claim);
-                    return Err(failure.map_or_else(why, Error::from));
+                    return Err(match answer {
+                        Err(error) => error.into(),
+                        Ok(_) => waiting.not_acquired(self.acquisition.claim()),
+                    });
                 }
             }
         }
     }
 
-    /// Asks once, in a turn if there is one within the time that is `left`.
+    /// Asks once. A permit for that is waited for no longer than `left`.
     async fn ask(
         &mut self,
-        limit: Duration,
+        strategy: &dyn RetryStrategy,
         left: Duration,
-    ) -> Result<(Claimed, Instant), BackendError> {
-        let shard = self.engine.backend.shard(&self.acquisition.release.claim.name);
-        let turns = self.engine.turns.of(shard);
-        let turn = turns.get_or_init(|| Semaphore::new(TURNS)).acquire();
-        let _turn = timeout(LONGEST_WAIT_FOR_TURN.min(left), turn).await;
-        self.acquisition.listen();
-        self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await
-    }
-
-    /// Returns the lease if this push hands it over.
-    fn handed_over(&mut self, change: &Change) -> Option<LeaseGuard> {
-        let Change::Granted(handover) = change else { return None };
-        // A lease that is never renewed asks, so that it does not begin with the short time.
-        self.upkeep.renew_every?;
-        let until = self.acquisition.trusts(handover)?;
-        let is_fenced = self.acquisition.release.claim.mode.is_fenced();
-        let fence = if is_fenced { handover.fence } else { 0 };
-        Some(self.hold(fence, Instant::now(), Some(until)))
-    }
-
-    /// Holds what was granted. The slot of the local queue moves on with the lease.
-    fn hold(&mut self, fence: u64, since: Instant, until: Option<Instant>) -> LeaseGuard {
-        let granted = Granted { upkeep: self.upkeep, fence, since, until };
-        let mut slot = self.slot.take();
-        if let Some(slot) = &mut slot {
-            slot.begin(self.acquisition.take_changes());
+    ) -> Result<Claimed, BackendError> {
+        if let Some(slot) = &self.slot {
+            slot.asks();
         }
-        self.engine.hold(&mut self.acquisition, granted, slot)
+        self.acquisition.listen();
+        let engine = self.engine;
+        let limit = try_limit(strategy, engine.backend.as_ref());
+        let shard = engine.backend.shard(&self.acquisition.claim().name);
+        let asking = engine.asking.ask(shard, &mut self.acquisition, limit, left);
+        let answer = asking.await;
+        if let Err(error) = &answer {
+            self.restart_after(error);
+        }
+        answer
+    }
+
+    /// Has the queue entry of the claim kept, if it has one. Returns when the caller asks again
+    /// that no push wakes.
+    fn wakes_after_look(
+        &mut self,
+        waiting: &mut Waiting<'_>,
+        remaining: Duration,
+    ) -> Option<Instant> {
+        let wake = waiting.wakes_after_look(&mut self.acquisition, remaining)?;
+        let inbox = self.acquisition.listen().inbox().clone();
+        let claim = self.acquisition.claim();
+        if claim.waits {
+            self.place = Some(self.engine.keeper.keep(claim, inbox, remaining));
+        }
+        Some(wake)
+    }
+
+    async fn sleep(&mut self, waiting: &mut Waiting<'_>, wake: Instant) -> Woken {
+        if let Some(slot) = &self.slot {
+            slot.sleeps(wake, self.acquisition.listen().inbox().clone());
+        }
+        // In a box, so that an acquisition that need not wait stays small.
+        Box::pin(waiting.sleep(&mut self.acquisition, wake)).await
+    }
+
+    /// Returns whether this push hands the lease over.
+    fn is_handed_over(&mut self, change: &Change) -> bool {
+        let Change::Granted(handover) = change else { return false };
+        // A lease that is never renewed asks, so that it does not begin with the short time.
+        self.upkeep.renew_every.is_some() && self.acquisition.accept(handover)
+    }
+
+    /// Takes what the backend has granted. A turn of this process begins with it.
+    fn granted_by_backend(mut self) -> Granted {
+        if let Some(slot) = &mut self.slot {
+            slot.begin_turn(self.acquisition.take_changes());
+        }
+        self.granted()
+    }
+
+    fn granted(self) -> Granted {
+        Granted { acquisition: self.acquisition, slot: self.slot }
     }
 
     /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be
     /// granted late. A permit leaves with its id, and no guard would undo that.
     fn restart_after(&mut self, error: &BackendError) {
-        let is_permit = matches!(self.acquisition.release.claim.mode, Mode::Permit { .. });
+        let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         let has_id = is_permit && self.upkeep.renew_every.is_none();
         let is_late = has_id && error.kind() == BackendErrorKind::Unknown;
         if is_late || error.kind() == BackendErrorKind::Unreplicated {
+            self.place = None;
             self.acquisition.restart();
         }
-    }
-}
-
-/// An outcome that waits for its caller.
-#[derive(Default)]
-struct Offer {
-    outcome: Mutex<Option<Leased>>,
-    made: Notify,
-}
-
-impl Offer {
-    async fn make(self: Arc<Self>, acquiring: impl Future<Output = Leased>) {
-        let outcome = acquiring.await;
-        *lock(&self.outcome) = Some(outcome);
-        self.made.notify_one();
-        sleep(PATIENCE).await;
-        // A busy runtime may not have polled the caller yet. It polls the caller before this task.
-        while Handle::current().metrics().global_queue_depth() > 0 {
-            sleep(BUSY).await;
-        }
-        for _ in 0..3 {
-            yield_now().await;
-        }
-        if self.take().is_some() {
-            debug!("an acquisition that is not polled is undone");
-        }
-    }
-
-    fn take(&self) -> Option<Leased> {
-        lock(&self.outcome).take()
     }
 }

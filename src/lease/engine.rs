@@ -1,67 +1,56 @@
-use std::{
-    sync::{Arc, OnceLock, atomic::AtomicU32},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 
-use super::{keeper::Keeper, queue::LocalQueues, release::Janitor, renewals::Renewals};
+use super::{
+    Acquisition, Janitor, LeaseGuard, Upkeep, asking::Asking, holders::LocalHolders,
+    keeper::Keeper, local_queue::LocalQueues, renewals::Renewals,
+};
 use crate::{
     backend::{Claim, Leases, Marked, Tick},
     error::Error,
-    meter::Meter,
     observe::{LockCounters, LockStats},
-    shards::Shards,
     time::{Pauses, after},
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
     pub(crate) backend: Arc<dyn Leases>,
-    pub(super) counters: LockCounters,
+    pub(super) counters: Arc<LockCounters>,
     pub(crate) janitor: Arc<Janitor>,
-    pub(super) renewals: Renewals,
-    pub(super) keeper: Keeper,
-    pub(super) queues: LocalQueues,
-    /// The acquisitions that may be under way.
-    pub(super) turns: Shards<OnceLock<Semaphore>>,
-    /// How many fixed leases ended before their guards.
-    pub(super) outlasted: AtomicU32,
-    pub(crate) meter: Meter,
+    pub(crate) renewals: Arc<Renewals>,
+    pub(super) keeper: Arc<Keeper>,
+    pub(super) queues: Arc<LocalQueues>,
+    pub(super) asking: Asking,
+    /// The backend has it as long as the engine lives.
+    _holders: Arc<LocalHolders>,
 }
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        let (counters, renewals, keeper, queues) = Default::default();
-        let (turns, outlasted, meter) = Default::default();
+        let counters = Arc::<LockCounters>::default();
         let janitor = Janitor::new(backend.clone());
+        let renewals = Renewals::new(backend.clone(), counters.clone());
+        let holders =
+            Arc::new(LocalHolders { janitor: janitor.clone(), renewals: renewals.clone() });
+        let of_engine = Arc::downgrade(&holders);
+        backend.watch(of_engine);
         Arc::new(Self {
-            backend,
-            counters,
             janitor,
             renewals,
-            keeper,
-            queues,
-            turns,
-            outlasted,
-            meter,
+            _holders: holders,
+            keeper: Keeper::new(backend.clone()),
+            queues: Arc::default(),
+            asking: Asking::default(),
+            counters,
+            backend,
         })
     }
 
-    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
-    /// it asks twice more: the mark may be set, and no other claim may set it again.
-    pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
-        let mut pauses = Pauses::default();
-        for _ in 0..2 {
-            if let Ok(marked) = self.backend.mark(claim, tick).await {
-                return Ok(marked);
-            }
-            sleep(pauses.next()).await;
-        }
-        Ok(self.backend.mark(claim, tick).await?)
+    /// Holds the lease that an acquisition was granted, and begins to renew it. Returns `None` if
+    /// the acquisition was granted nothing.
+    pub(crate) fn hold(&self, acquisition: &mut Acquisition, upkeep: Upkeep) -> Option<LeaseGuard> {
+        LeaseGuard::new(&self.renewals, acquisition, upkeep, None)
     }
 
     pub(crate) fn stats(&self) -> LockStats {
@@ -80,5 +69,20 @@ impl Engine {
         self.janitor.shutdown(limit).await;
         // Last, since the releases start more of it.
         self.backend.settle(end.saturating_duration_since(Instant::now())).await;
+    }
+}
+
+impl Janitor {
+    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
+    /// it asks twice more: the mark may be set, and no other claim may set it again.
+    pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
+        let mut pauses = Pauses::default();
+        for _ in 0..2 {
+            if let Ok(marked) = self.backend.mark(claim, tick).await {
+                return Ok(marked);
+            }
+            sleep(pauses.next()).await;
+        }
+        Ok(self.backend.mark(claim, tick).await?)
     }
 }

@@ -1,15 +1,15 @@
 //! The guard of a lease that is held. It gives the lease back once, whatever its caller drops.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{fmt, ops::Deref, pin::pin, sync::Arc, task::Poll, time::Duration};
 
-use tokio::time::Instant;
+use futures_util::poll;
 
 use super::{
-    Acquisition, Engine, Granted, Lease, Release,
-    queue::{QueuedCaller, Slot, SlotNotice},
+    Acquisition, Lease, Release, Upkeep,
+    local_queue::{QueuedCaller, Slot, SlotNotice},
+    renewals::Renewals,
 };
 use crate::{
-    advice,
     backend::{Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
     sync::lock,
@@ -19,37 +19,66 @@ use crate::{
 const NO_LIMIT: Duration = Duration::MAX;
 
 /// A lease that is held. Dropped, it is released in a task.
-#[derive(Debug)]
 pub(crate) struct LeaseGuard {
-    pub(crate) record: Arc<Lease>,
-    pub(super) released: bool,
+    pub(crate) lease: Arc<Lease>,
+    renewals: Arc<Renewals>,
+    is_released: bool,
 }
 
 impl LeaseGuard {
+    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
+    /// one. Returns `None` if the acquisition was granted nothing.
+    pub(super) fn new(
+        renewals: &Arc<Renewals>,
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        slot: Option<Slot>,
+    ) -> Option<Self> {
+        let lease = renewals.hold(acquisition, upkeep, slot)?;
+        Some(Self { lease, renewals: renewals.clone(), is_released: false })
+    }
+
     /// Releases the lease, and returns [`Lost`](crate::ErrorKind::Lost) if it was lost before.
     ///
-    /// Dropping the future does not stop the release.
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the release goes on in a task. If it was polled once and is not
+    /// polled again, the release was sent, or the lease ends by itself.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        let lost = self.is_lost();
-        let given_back = self.give_back();
-        match self.engine.janitor.finish(given_back).await {
-            // A reported loss stays a loss, even if the server still has the lease.
-            answer if lost || matches!(answer, Ok(false)) => Err(self.lost_error()),
-            answer => Ok(answer.map(drop)?),
+        let was_lost = self.is_lost();
+        self.begin_release();
+        let lease = self.lease.clone();
+        let release = lease.release.clone();
+        let answer = match self.next_caller() {
+            Some((next, slot)) => release.janitor.finish(pass(release.clone(), next, slot)).await,
+            None => give_back(release, self.take_slot()).await,
+        };
+        // A reported loss stays a loss, even if the server still has the lease.
+        if was_lost || matches!(answer, Ok(false)) {
+            return Err(self.lost_error());
         }
+        answer?;
+        Ok(())
     }
 
     /// Stops the renewals without a release, and returns the owner.
     pub(crate) fn detach(mut self) -> Owner {
-        self.closing();
-        self.released = true;
+        self.close();
+        self.is_released = true;
         self.release.claim.owner
     }
 
-    /// Disarms the guard of a lease that was [closing](Lease::closing): the backend has ended it
-    /// with the operation that it was for.
+    /// Stops the renewals. The lease is about to end with an operation, and a renewal that came
+    /// after that would be taken for a loss.
+    pub(crate) fn close(&self) {
+        self.renewals.close(&self.lease);
+    }
+
+    /// Disarms the guard of a lease that was [closed](Self::close): the backend has ended it with
+    /// the operation that it was for.
     pub(crate) fn settled(mut self) {
-        self.end();
+        self.is_released = true;
+        self.renewals.guard_ended(&self.lease);
         if self.release.outcome_unknown {
             self.release.clone().go_on(true);
         }
@@ -63,44 +92,46 @@ impl LeaseGuard {
     /// When the future is dropped, both leases are released in tasks.
     pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
         let from = &self.release.claim;
-        let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
-        let mut acquisition = Acquisition::new(&self.engine.janitor, to);
-        let since = Instant::now();
+        let owner = self.release.janitor.backend.new_owner();
+        let to = Claim { owner, mode, ..from.clone() };
+        let mut acquisition = Acquisition::new(&self.release.janitor, to);
         // A renewal behind the pass would be taken for a loss.
         lock(&self.times).renewing = true;
         let mut answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            // The first try may have begun the lease, and the second one only tells of it.
             answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
+            acquisition.count_from_first_request();
         }
-        if let (Some(grant), _) = answer? {
-            let fence = grant.fence();
-            let granted = Granted { fence, since, until: None, ..self.granted };
-            let passed_on = self.engine.hold(&mut acquisition, granted, None);
-            self.closing();
+        answer?;
+        if let Some(passed_on) = Self::new(&self.renewals, &mut acquisition, self.upkeep, None) {
+            self.close();
             self.settled();
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
         lock(&self.times).renewing = false;
-        self.renew().await.map(|()| Err(self))
+        self.renew().await?;
+        Ok(Err(self))
     }
 
-    fn end(&mut self) {
-        self.released = true;
-        let result = if self.is_lost() { "lost" } else { "held" };
-        self.engine.meter.ended("bellwether_lock_hold_seconds", self.granted.since, result);
-        if self.granted.upkeep.renew_every.is_none() && self.is_lost() {
-            advice::fixed_lease_ended(&self.engine.outlasted, &self.release.claim);
-        }
-    }
-
-    fn give_back(&mut self) -> impl Future<Output = Result<bool, BackendError>> + Send + use<> {
-        self.closing();
-        self.end();
+    fn begin_release(&mut self) {
+        self.close();
+        self.is_released = true;
+        self.renewals.guard_ended(&self.lease);
         // Work that still runs under the lease learns that it ends. It is no loss.
         let _ = self.lost.set(());
-        give_back(self.engine.clone(), self.release.clone(), lock(&self.slot).take())
+    }
+
+    /// Takes the next caller of this process, with the slot, if the lease is to pass to it.
+    fn next_caller(&self) -> Option<(QueuedCaller, Slot)> {
+        let mut held_slot = lock(&self.slot);
+        let next = held_slot.as_mut()?.next()?;
+        let slot = held_slot.take()?;
+        Some((next, slot))
+    }
+
+    fn take_slot(&self) -> Option<Slot> {
+        lock(&self.slot).take()
     }
 }
 
@@ -108,67 +139,65 @@ impl Deref for LeaseGuard {
     type Target = Lease;
 
     fn deref(&self) -> &Lease {
-        &self.record
+        &self.lease
     }
 }
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        if !self.released {
-            let given_back = self.give_back();
-            self.engine.janitor.tasks.spawn_on(given_back, &self.release.runtime);
+        if self.is_released {
+            return;
+        }
+        self.begin_release();
+        let release = self.release.clone();
+        let tasks = &self.release.janitor.tasks;
+        match self.next_caller() {
+            Some((next, slot)) => {
+                tasks.spawn_on(pass(release, next, slot), &self.release.runtime);
+            }
+            None => {
+                tasks.spawn_on(give_back(release, self.take_slot()), &self.release.runtime);
+            }
         }
     }
 }
 
-/// Gives a lease back: to the next caller of this process, or to the backend. Returns whether it
-/// was held.
-async fn give_back(
-    engine: Arc<Engine>,
-    release: Release,
-    mut slot: Option<Slot>,
-) -> Result<bool, BackendError> {
-    let next = slot.as_mut().and_then(Slot::next);
-    let answer = match (next, slot) {
-        (Some(next), Some(slot)) => Box::pin(pass(&engine, &release.claim, next, slot)).await,
-        (_, slot) => {
-            let answer = release.janitor.backend.release(&release.claim).await;
-            // The next caller contends from here on, since other processes were told first.
-            drop(slot);
-            answer
-        }
-    };
-    release.ended(answer)
+impl fmt::Debug for LeaseGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LeaseGuard").field(&self.lease).finish()
+    }
+}
+
+/// Gives a lease back to the backend. Returns whether it was held.
+async fn give_back(release: Release, slot: Option<Slot>) -> Result<bool, BackendError> {
+    let mut released = pin!(release.end());
+    if let Poll::Ready(answer) = poll!(released.as_mut()) {
+        return answer;
+    }
+    // The next caller of this process contends from here on. Its request is behind the release, so
+    // other processes were told first.
+    drop(slot);
+    released.await
 }
 
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
 /// lease was held.
 ///
 /// Until the caller has the lease, its acquisition owes the release.
-async fn pass(
-    engine: &Arc<Engine>,
-    from: &Claim,
-    next: QueuedCaller,
-    slot: Slot,
-) -> Result<bool, BackendError> {
-    let QueuedCaller { mut acquisition, upkeep, notify } = next;
+async fn pass(release: Release, next: QueuedCaller, slot: Slot) -> Result<bool, BackendError> {
+    let QueuedCaller { mut acquisition, notify } = next;
+    let from = &release.claim;
     let answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
-    let (notice, was_held) = match answer {
-        Ok((Some(grant), sent)) => {
-            let granted = Granted { upkeep, fence: grant.fence(), since: sent, until: None };
-            let passed_on = engine.hold(&mut acquisition, granted, Some(slot));
-            (SlotNotice::Passed(passed_on), Ok(true))
-        }
-        Ok((None, _)) => (SlotNotice::Contend(acquisition, slot), Ok(false)),
+    let was_held = match answer {
+        Ok(granted) => Ok(granted.is_some()),
         Err(error) => {
             acquisition.restart();
             // Where too few replicas confirmed it, it was given away all the same.
             let is_away = error.kind() == BackendErrorKind::Unreplicated;
-            let was_held = if is_away { Ok(true) } else { Err(error) };
-            (SlotNotice::Contend(acquisition, slot), was_held)
+            if is_away { Ok(true) } else { Err(error) }
         }
     };
     // If the caller has left, the drop releases the lease, or gives up the slot.
-    drop(notify.send(notice));
-    was_held
+    drop(notify.send(SlotNotice { acquisition, slot }));
+    release.ended(was_held)
 }

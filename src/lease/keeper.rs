@@ -5,26 +5,27 @@
 //! If the lease in the way has ended, the same request grants it to the next waiter in the fleet.
 
 use std::{
-    collections::BTreeMap,
-    mem::take,
-    sync::{Arc, Mutex},
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
-use hashbrown::HashMap;
+use dashmap::{DashMap, Entry};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
 use tracing::debug;
 
-use super::Engine;
 use crate::{
-    backend::{Change, Claim, Kept, SemaphoreKind, channels::Inbox},
+    backend::{Change, Claim, Kept, Leases, SemaphoreKind, channels::Inbox},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
-    sync::lock,
+    random::{self, Hasher},
     time::after,
 };
 
@@ -40,80 +41,104 @@ const NAMED: usize = 32;
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
 
-#[derive(Default)]
-pub(super) struct Keeper(Mutex<HashMap<KeptQueueKey, Arc<Mutex<KeptQueue>>>>);
+/// The queues in which this process has waiters, as far as one engine knows.
+pub(super) struct Keeper {
+    backend: Arc<dyn Leases>,
+    queues: DashMap<QueueKey, KeptQueue, Hasher>,
+    /// The number of the last waiter. No two waiters have the same number, so a waiter that leaves
+    /// late removes no other from the next queue of its name.
+    last: AtomicU64,
+}
 
-type KeptQueueKey = (Name, SemaphoreKind);
+type QueueKey = (Name, SemaphoreKind);
 
 struct KeptQueue {
     /// In the order in which they began to sleep.
-    waiters: BTreeMap<u64, (Claim, Arc<Inbox>)>,
-    last: u64,
+    waiters: BTreeMap<u64, KeptWaiter>,
     look_at: Instant,
     /// Notified when the task must look earlier than it would.
     earlier: Arc<Notify>,
 }
 
+struct KeptWaiter {
+    claim: Claim,
+    inbox: Arc<Inbox>,
+}
+
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
 pub(super) struct KeptPlace {
-    queue: Arc<Mutex<KeptQueue>>,
+    keeper: Arc<Keeper>,
+    key: QueueKey,
     number: u64,
 }
 
-impl Engine {
+impl Keeper {
+    pub(super) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
+        Arc::new(Self { backend, queues: DashMap::default(), last: AtomicU64::new(0) })
+    }
+
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     /// Wakes the waiter when its entry is gone.
-    pub(super) fn keep_entry(
+    pub(super) fn keep(
         self: &Arc<Self>,
         claim: &Claim,
         inbox: Arc<Inbox>,
         remaining: Duration,
     ) -> KeptPlace {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
-        let mut queues = lock(&self.keeper.0);
-        let is_new = !queues.contains_key(&key);
-        let queue = queues.entry(key.clone()).or_default().clone();
-        let number = lock(&queue).enter(claim, inbox, remaining);
-        drop(queues);
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let waiter = KeptWaiter { claim: claim.clone(), inbox };
+        let is_new = match self.queues.entry(key.clone()) {
+            Entry::Occupied(mut queue) => {
+                queue.get_mut().enter(number, waiter, remaining);
+                false
+            }
+            Entry::Vacant(queue) => {
+                queue.insert(KeptQueue::default()).enter(number, waiter, remaining);
+                true
+            }
+        };
         if is_new {
-            tokio::spawn(KeeperTask { engine: self.clone(), key, queue: queue.clone() }.run());
+            tokio::spawn(
+                KeeperTask { keeper: self.clone(), key: key.clone(), has_ended: false }.run(),
+            );
         }
-        KeptPlace { queue, number }
+        KeptPlace { keeper: self.clone(), key, number }
     }
-}
 
-impl Keeper {
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
-        lock(&self.0).values().map(|queue| lock(queue).waiters.len()).sum()
+        self.queues.iter().map(|queue| queue.waiters.len()).sum()
     }
 
     /// Returns how often each queue is kept. Many queues spread over the interval by chance.
     fn interval(&self) -> Duration {
-        let count = u32::try_from(lock(&self.0).len()).unwrap_or(u32::MAX);
-        INTERVAL.max(EACH_QUEUE.saturating_mul(count)).mul_f64(1.0 - fastrand::f64() / 10.0)
+        let count = u32::try_from(self.queues.len()).unwrap_or(u32::MAX);
+        let interval = INTERVAL.max(EACH_QUEUE.saturating_mul(count));
+        interval - random::up_to(interval / 10)
     }
 }
 
 impl Default for KeptQueue {
     fn default() -> Self {
-        let (waiters, last, earlier) = Default::default();
-        Self { waiters, last, look_at: Instant::now() + INTERVAL, earlier }
+        Self {
+            waiters: BTreeMap::new(),
+            look_at: Instant::now() + INTERVAL,
+            earlier: Arc::default(),
+        }
     }
 }
 
 impl KeptQueue {
-    fn enter(&mut self, claim: &Claim, inbox: Arc<Inbox>, remaining: Duration) -> u64 {
-        self.last += 1;
-        self.waiters.insert(self.last, (claim.clone(), inbox));
+    fn enter(&mut self, number: u64, waiter: KeptWaiter, remaining: Duration) {
+        self.waiters.insert(number, waiter);
         // Its claim has set the deadline of the process anew.
         self.look_after(remaining.min(INTERVAL));
-        self.last
     }
 
     /// Looks not long after the end of the lease in the way.
     fn look_after(&mut self, remaining: Duration) {
-        let remaining = remaining.saturating_add(JITTER.mul_f64(fastrand::f64()));
+        let remaining = remaining.saturating_add(random::up_to(JITTER));
         let look_at = after(Instant::now(), remaining);
         if look_at < self.look_at {
             self.look_at = look_at;
@@ -123,83 +148,120 @@ impl KeptQueue {
 
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
     fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
-        let wake = |is_gone: &dyn Fn(&u64) -> bool| {
-            let gone = self.waiters.iter().filter(|(number, _)| is_gone(number));
-            gone.for_each(|(_, (_, inbox))| inbox.put(Change::Wake));
-        };
         match answer {
             Ok(kept) => {
                 let stands: HashMap<_, _> = named.iter().zip(kept.stands).collect();
-                wake(&|number| kept.has_lapsed || stands.get(number) == Some(&false));
+                for (number, waiter) in &self.waiters {
+                    if kept.has_lapsed || stands.get(number) == Some(&false) {
+                        waiter.inbox.put(Change::Wake);
+                    }
+                }
                 self.look_at = look_at;
                 if !kept.has_lapsed && !kept.remaining.is_zero() {
                     self.look_after(kept.remaining);
                 }
             }
             Err(error) => {
-                wake(&|_| error.kind() == BackendErrorKind::Foreign);
+                if error.kind() == BackendErrorKind::Foreign {
+                    self.wake_all();
+                }
                 self.look_at = Instant::now() + REPEAT;
             }
+        }
+    }
+
+    fn wake_all(&self) {
+        for waiter in self.waiters.values() {
+            waiter.inbox.put(Change::Wake);
         }
     }
 }
 
 impl Drop for KeptPlace {
     fn drop(&mut self) {
-        lock(&self.queue).waiters.remove(&self.number);
+        if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
+            queue.waiters.remove(&self.number);
+        }
     }
 }
 
 /// The task of one queue. It runs on the runtime of a waiter.
 struct KeeperTask {
-    engine: Arc<Engine>,
-    key: KeptQueueKey,
-    queue: Arc<Mutex<KeptQueue>>,
+    keeper: Arc<Keeper>,
+    key: QueueKey,
+    /// The queue was removed. There may be another one by now, with a task of its own.
+    has_ended: bool,
+}
+
+/// What the task of a queue does next.
+enum Next {
+    /// It waits until then, or until it is to look earlier.
+    Wait(Instant, Arc<Notify>),
+    /// It keeps the entries, and names the claims of some waiters.
+    Keep { named: Vec<u64>, claims: Vec<Claim> },
+    /// There are no waiters.
+    End,
 }
 
 impl KeeperTask {
-    async fn run(self) {
+    async fn run(mut self) {
         static SAID: Rarely = Rarely::once_in(1);
-        while let Some((look_at, earlier)) = self.next_look() {
-            if look_at > Instant::now() {
-                tokio::select! {
-                    () = sleep_until(look_at) => {}
-                    () = earlier.notified() => {}
+        loop {
+            let (named, claims) = match self.next() {
+                Next::Keep { named, claims } => (named, claims),
+                Next::Wait(look_at, earlier) => {
+                    tokio::select! {
+                        () = sleep_until(look_at) => {}
+                        () = earlier.notified() => {}
+                    }
+                    continue;
                 }
-                continue;
-            }
-            let (named, claims) = self.named();
-            let (sent, interval) = (Instant::now(), self.engine.keeper.interval());
-            let answer = self.engine.backend.keep(&claims, interval * ENTRY_LIFE).await;
+                Next::End => {
+                    self.has_ended = true;
+                    return;
+                }
+            };
+            let sent = Instant::now();
+            let interval = self.keeper.interval();
+            let answer = self.keeper.backend.keep(&claims, interval * ENTRY_LIFE).await;
             if let Err(error) = &answer
                 && SAID.first()
             {
                 debug!(name = ?self.key.0, error = %Chain(error), "queue entries were not kept");
             }
-            lock(&self.queue).answered(&named, sent + interval, answer);
+            if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
+                queue.answered(&named, sent + interval, answer);
+            }
         }
     }
 
-    /// Returns when to look next. Returns `None` if it is time to, and there are no waiters.
-    fn next_look(&self) -> Option<(Instant, Arc<Notify>)> {
-        let queue = lock(&self.queue);
-        let ends = queue.waiters.is_empty() && queue.look_at <= Instant::now();
-        (!ends).then(|| (queue.look_at, queue.earlier.clone()))
-    }
-
-    /// Returns the waiters that one request names.
-    fn named(&self) -> (Vec<u64>, Vec<Claim>) {
-        let queue = lock(&self.queue);
-        let named = queue.waiters.iter().take(NAMED);
-        named.map(|(number, (claim, _))| (*number, claim.clone())).unzip()
+    fn next(&self) -> Next {
+        let Entry::Occupied(queue) = self.keeper.queues.entry(self.key.clone()) else {
+            return Next::End;
+        };
+        let KeptQueue { waiters, look_at, earlier } = queue.get();
+        if *look_at > Instant::now() {
+            return Next::Wait(*look_at, earlier.clone());
+        }
+        if waiters.is_empty() {
+            // Under the lock of the queue: a waiter that comes now begins another one.
+            queue.remove();
+            return Next::End;
+        }
+        let named = waiters.iter().take(NAMED);
+        let (named, claims) = named.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip();
+        Next::Keep { named, claims }
     }
 }
 
 /// If its runtime is gone, the waiters ask. The first of them to wait again starts another task.
 impl Drop for KeeperTask {
     fn drop(&mut self) {
-        lock(&self.engine.keeper.0).remove(&self.key);
-        let waiters = take(&mut lock(&self.queue).waiters);
-        waiters.into_values().for_each(|(_, inbox)| inbox.put(Change::Wake));
+        if self.has_ended {
+            return;
+        }
+        if let Some((_, queue)) = self.keeper.queues.remove(&self.key) {
+            queue.wake_all();
+        }
     }
 }

@@ -2,10 +2,14 @@
 //! [`backend`](crate::backend). The files:
 //!
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
-//! - `acquire`: ask, wait, and ask again; with `acquisition` (a claim and its undo), and `retry`.
-//! - `queue`: the callers of this process for one lease. `keeper`: their entries at the backend.
-//! - `guard`, `record`, `renewals`: a lease that is held, renewed, passed on, or lost.
-//! - `release`: releases that must happen.
+//! - `acquire`: ask, wait, and ask again, as its caller polls it; with `acquisition` (a claim and
+//!   its undo), `asking` (how many ask at once), `waiting`, and `retry`.
+//! - `local_queue`: the callers of this process for one lease. `keeper`: their entries at the
+//!   backend.
+//! - `held`: a lease that is held. `guard`: its end, by a release or a pass. `renewals`: the task
+//!   that renews.
+//! - `release`: releases that must happen. `holders`: what is pushed about leases that no caller
+//!   waits for.
 //!
 //! # What a lease promises
 //!
@@ -13,29 +17,36 @@
 //! the server keeps its data and its clock. It does not hold after a failover, a restart without
 //! data, an eviction, a forced unlock, or in a suspended process. There the holder learns of the
 //! loss when it next reaches the server, and only the fence protects.
+//!
+//! A lease is renewed from the moment in which its caller has it. A caller whose future is not
+//! polled is not waited for: its lease ends by itself.
 
 mod acquire;
 mod acquisition;
+mod asking;
 mod engine;
 mod guard;
+mod held;
+mod holders;
 mod keeper;
-mod queue;
-mod record;
+mod local_queue;
 mod release;
 mod renewals;
 mod retry;
+mod waiting;
 
 pub(crate) use self::{
     acquire::AcquireTerms,
-    acquisition::{Acquisition, Waiting, Woken},
+    acquisition::{Acquisition, Granted},
     engine::Engine,
     guard::LeaseGuard,
-    record::{Granted, run_until},
+    held::run_until,
     release::{Janitor, Release},
     retry::try_limit,
+    waiting::{Waiting, Woken},
 };
 pub use self::{
-    record::Lease,
+    held::Lease,
     retry::{Retry, RetryStrategy},
 };
 

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::FutureExt;
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
@@ -20,47 +20,49 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// A release whose acquisition may arrive late is repeated after these parts of the lease, and
-/// after these times at most. A server that stood still may run the first release a moment before
-/// the acquisition, which lies in an older connection.
-const LATE: [(u32, Duration); 4] = [
-    (64, Duration::from_millis(200)),
-    (16, Duration::from_secs(1)),
-    (4, Duration::from_secs(10)),
-    (1, Duration::from_secs(60)),
-];
-
 /// How long a server that does not answer may still run an acquisition: it may be suspended.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
+
+/// How long a shutdown waits for futures that their callers poll, and may not poll any more.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The first pause between the releases of what may arrive late. Each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The releases of one backend.
 pub(crate) struct Janitor {
     pub(crate) backend: Arc<dyn Leases>,
     /// Releases that no caller polls, and all other work for which the shutdown waits.
     pub(crate) tasks: TaskTracker,
+    /// Acquisitions and releases that their callers poll.
+    pub(super) polled: TaskTracker,
     /// Cancelled when nothing new may begin.
     pub(crate) stop: CancellationToken,
 }
 
 impl Janitor {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
-        Arc::new(Self { backend, tasks: TaskTracker::new(), stop: CancellationToken::new() })
+        Arc::new(Self {
+            backend,
+            tasks: TaskTracker::new(),
+            polled: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
     }
 
-    /// Runs a release, which goes on in a task if it does not end at once. Its caller may drop it
-    /// or not poll it.
+    /// Runs a pass, which goes on in a task if it does not end at once. Its caller may drop it or
+    /// not poll it.
     pub(super) async fn finish(
         &self,
-        release: impl Future<Output = Result<bool, BackendError>> + Send + 'static,
+        pass: impl Future<Output = Result<bool, BackendError>> + Send + 'static,
     ) -> Result<bool, BackendError> {
-        let mut release = Box::pin(release);
-        match (&mut release).now_or_never() {
-            Some(released) => released,
-            None => {
-                self.tasks.spawn(release).await.unwrap_or_else(|ended| {
-                    Err(BackendError::new(BackendErrorKind::Unknown, ended))
-                })
-            }
+        let mut pass = Box::pin(pass);
+        if let Some(answer) = (&mut pass).now_or_never() {
+            return answer;
+        }
+        match self.tasks.spawn(pass).await {
+            Ok(answer) => answer,
+            Err(ended) => Err(BackendError::new(BackendErrorKind::Unknown, ended)),
         }
     }
 
@@ -68,19 +70,23 @@ impl Janitor {
     pub(crate) fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
+        self.polled.close();
     }
 
-    /// Stops the acquisitions, and waits until the releases have ended or the limit passes.
+    /// Stops the acquisitions, and waits until the releases have ended or the limit passes. A
+    /// future that its caller does not poll is waited for only for a moment.
     pub(crate) async fn shutdown(&self, limit: Duration) {
+        let end = after(Instant::now(), limit);
         self.stop();
-        let _ = timeout(limit, self.tasks.wait()).await;
+        let _ = timeout(limit.min(GRACE), self.polled.wait()).await;
+        let _ = timeout_at(end, self.tasks.wait()).await;
     }
 }
 
 /// The duty to release what a claim has.
 #[derive(Clone)]
 pub(crate) struct Release {
-    pub(super) janitor: Arc<Janitor>,
+    pub(crate) janitor: Arc<Janitor>,
     pub(crate) claim: Claim,
     /// The runtime of the acquisition, for what goes on in a task.
     pub(super) runtime: Handle,
@@ -90,23 +96,25 @@ pub(crate) struct Release {
 
 impl Release {
     pub(crate) fn new(janitor: &Arc<Janitor>, claim: Claim) -> Self {
-        let (janitor, runtime) = (janitor.clone(), Handle::current());
-        Self { janitor, claim, runtime, outcome_unknown: false }
+        let janitor = janitor.clone();
+        Self { janitor, claim, runtime: Handle::current(), outcome_unknown: false }
     }
 
     /// Releases the lease. Returns whether it was held.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, the release goes on.
+    /// If the future is dropped after it was first polled, the release goes on in a task.
     pub(crate) async fn end(self) -> Result<bool, BackendError> {
         let janitor = self.janitor.clone();
-        janitor
-            .finish(async move {
-                let answer = self.janitor.backend.release(&self.claim).await;
-                self.ended(answer)
-            })
-            .await
+        let claim = self.claim.clone();
+        let owed = OwedRelease(Some(self));
+        let released = janitor.backend.release(&claim);
+        let answer = janitor.polled.track_future(released).await;
+        match owed.settle() {
+            Some(release) => release.ended(answer),
+            None => answer,
+        }
     }
 
     /// Releases in a task what may be granted, or has a queue entry.
@@ -130,7 +138,8 @@ impl Release {
     /// Releases in a task what may be held. If the backend has answered, that is only what may
     /// arrive late.
     pub(super) fn go_on(self, is_answered: bool) {
-        let (janitor, runtime) = (self.janitor.clone(), self.runtime.clone());
+        let janitor = self.janitor.clone();
+        let runtime = self.runtime.clone();
         janitor.tasks.spawn_on(async move { self.repeat(is_answered).await }, &runtime);
     }
 
@@ -140,18 +149,13 @@ impl Release {
     async fn repeat(&self, is_answered: bool) {
         let begun = Instant::now();
         let life = self.claim.lease.max(QUEUE_ENTRY_LIFE);
-        let is_answered = is_answered || self.until(after(begun, life)).await;
+        let is_answered = is_answered || self.until_answered(after(begun, life)).await;
         if !self.outcome_unknown {
             return;
         }
         let late = async {
-            if !is_answered && !self.until(after(begun, LONGEST_SILENCE)).await {
-                return;
-            }
-            let released = Instant::now();
-            for (part, longest) in LATE {
-                sleep_until(after(released, longest.min(self.claim.lease / part))).await;
-                self.until(after(released, self.claim.lease)).await;
+            if is_answered || self.until_answered(after(begun, LONGEST_SILENCE)).await {
+                self.release_late_grants().await;
             }
         };
         tokio::select! {
@@ -161,8 +165,19 @@ impl Release {
         }
     }
 
+    /// Releases for another lease what may be granted late, with pauses that double.
+    async fn release_late_grants(&self) {
+        let end = after(Instant::now(), self.claim.lease);
+        let mut pause = FIRST_PAUSE;
+        while Instant::now() < end {
+            sleep_until(end.min(Instant::now() + pause)).await;
+            self.until_answered(after(Instant::now(), self.claim.lease)).await;
+            pause = pause.saturating_mul(2);
+        }
+    }
+
     /// Releases, and tries again until this time. Returns whether the backend has answered.
-    async fn until(&self, end: Instant) -> bool {
+    async fn until_answered(&self, end: Instant) -> bool {
         static SAID: Rarely = Rarely::once_in(1);
         let mut connections = self.janitor.backend.new_connections();
         let mut pauses = Pauses::default();
@@ -182,6 +197,23 @@ impl Release {
                 () = sleep_until(next) => {}
                 Ok(()) = connections.changed() => {}
             }
+        }
+    }
+}
+
+/// A release that was begun. Dropped before its answer, it goes on in a task.
+struct OwedRelease(Option<Release>);
+
+impl OwedRelease {
+    fn settle(mut self) -> Option<Release> {
+        self.0.take()
+    }
+}
+
+impl Drop for OwedRelease {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.take() {
+            release.go_on(false);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Renews the leases that are held, and tells their holders when they are lost.
 //!
-//! One task for each engine does it, while something is held and for a moment longer. So a caller
-//! that locks and unlocks in turn does not start it each time. Leases that fall due together are
-//! renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
+//! One task for each engine renews, while something is held and for a moment longer. So a caller
+//! that locks and unlocks in turn does not start the task each time. Leases that fall due together
+//! are renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
 //! again while the lease can still be held: only a refusal or the deadline is a loss.
 //!
 //! With each new connection, all leases are renewed at once: a new master may lack some of them.
@@ -11,48 +11,50 @@
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
 use std::{
-    borrow::Borrow,
     collections::{BTreeMap, HashMap},
     mem::take,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
     time::Duration,
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, Semaphore, SetOnce},
+    sync::{Notify, Semaphore},
     time::{Instant, sleep_until},
 };
 use tracing::{debug, warn};
 
-use super::{Acquisition, Engine, Granted, Lease, LeaseGuard, Upkeep, queue::Slot, record::Times};
+use super::{Acquisition, Lease, Upkeep, local_queue::Slot};
 use crate::{
-    backend::{Owner, RENEWAL_BATCH, Renewal, in_time},
+    advice,
+    backend::{Claim, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
     error::{BackendError, Chain},
-    observe::Rarely,
+    meter::Meter,
+    observe::{LockCounters, Rarely},
     shards::Shards,
     sync::lock,
-    time::after,
 };
 
-/// After how long a lease that was handed over is renewed. Most holders of a contended lease have
-/// released it by then.
-const SOON: Duration = Duration::from_millis(100);
 /// The chunks that may be under way at one shard.
 const CHUNKS: usize = 4;
 /// How long the task stays when nothing is held any more.
-const LINGER: Duration = Duration::from_millis(50);
+const LINGER: Duration = Duration::from_millis(250);
 /// How many leases one look takes at most, while other callers wait for the lock.
 const LOOK: usize = 2 * RENEWAL_BATCH;
 
-#[derive(Default)]
-pub(super) struct Renewals {
+/// The leases that are held through one engine.
+pub(crate) struct Renewals {
+    backend: Arc<dyn Leases>,
+    pub(super) counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
     /// The chunks under way. A shard that does not answer costs the others nothing.
     chunks: Shards<OnceLock<Semaphore>>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
+    pub(crate) meter: Meter,
+    /// How many fixed leases ended before their guards.
+    outlasted: AtomicU32,
 }
 
 #[derive(Default)]
@@ -64,16 +66,168 @@ struct Schedule {
 }
 
 impl Renewals {
+    pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Arc<Self> {
+        Arc::new(Self {
+            backend,
+            counters,
+            schedule: Mutex::default(),
+            chunks: Shards::default(),
+            changed: Notify::new(),
+            meter: Meter::default(),
+            outlasted: AtomicU32::new(0),
+        })
+    }
+
+    /// Returns the number of leases that are held.
     pub(super) fn held(&self) -> usize {
-        lock(&self.schedule).held.len()
+        let schedule = lock(&self.schedule);
+        schedule.held.values().filter(|lease| !lease.lost.initialized()).count()
+    }
+
+    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
+    /// one, and begins to renew it. Returns `None` if the acquisition was granted nothing.
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        slot: Option<Slot>,
+    ) -> Option<Arc<Lease>> {
+        let lease = Lease::new(acquisition, upkeep, slot, self.counters.clone())?;
+        let lease = Arc::new(lease);
+        self.counters.acquired.add();
+        let look = lease.first_look();
+        let mut schedule = lock(&self.schedule);
+        schedule.look_at(look, lease.clone());
+        match schedule.looks {
+            None => {
+                drop(schedule);
+                self.ensure_task();
+            }
+            Some(by_itself) if look < by_itself => self.changed.notify_one(),
+            Some(_) => {}
+        }
+        Some(lease)
+    }
+
+    /// Measures a lease whose guard ends.
+    pub(super) fn guard_ended(&self, lease: &Lease) {
+        let is_lost = lease.is_lost();
+        let result = if is_lost { "lost" } else { "held" };
+        self.meter.ended("bellwether_lock_hold_seconds", lease.granted.since, result);
+        if is_lost && lease.upkeep.renew_every.is_none() {
+            advice::fixed_lease_ended(&self.outlasted, &lease.release.claim);
+        }
+    }
+
+    /// Stops the renewals of a lease, which is about to end with an operation. A renewal that came
+    /// after that would be taken for a loss.
+    pub(super) fn close(&self, lease: &Lease) {
+        let mut schedule = lock(&self.schedule);
+        schedule.remove(lease);
+        let ends = Instant::now() + LINGER;
+        if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
+            schedule.looks = Some(ends);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Renews leases at once that the backend may have ended, and so finds out.
+    pub(crate) fn check(&self, which: impl Fn(&Claim) -> bool) {
+        let mut schedule = lock(&self.schedule);
+        let all = schedule.held.values();
+        let found: Vec<_> = all.filter(|lease| which(&lease.release.claim)).cloned().collect();
+        for lease in &found {
+            schedule.remove(lease);
+            lock(&lease.times).is_in_doubt = true;
+            schedule.look_at(Instant::now(), lease.clone());
+        }
+        if !found.is_empty() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Returns whether a lease of this owner is held here. This is asked seldom, so all leases are
+    /// looked through.
+    pub(super) fn has(&self, owner: Owner) -> bool {
+        lock(&self.schedule).held.keys().any(|(_, holder)| *holder == owner)
+    }
+
+    /// Starts the task in this runtime, unless it runs.
+    fn ensure_task(self: &Arc<Self>) {
+        let mut schedule = lock(&self.schedule);
+        if schedule.looks.is_none() {
+            schedule.looks = Some(Instant::now() + LINGER);
+            drop(schedule);
+            let runtime = Handle::current().id();
+            let task = RenewalTask { renewals: self.clone(), runtime, has_ended: false };
+            tokio::spawn(task.run());
+        }
     }
 
     /// Returns when the task looks next. Returns `None` if it ends.
     fn next_look(&self) -> Option<Instant> {
         let mut schedule = lock(&self.schedule);
+        let first = schedule.held.first_key_value().map(|((at, _), _)| *at);
         let lingers = schedule.looks.filter(|looks| *looks > Instant::now());
-        schedule.looks = schedule.held.first_key_value().map(|((at, _), _)| *at).or(lingers);
+        schedule.looks = first.or(lingers);
         schedule.looks
+    }
+
+    /// Returns the leases to be renewed now, in chunks of one shard, and tells the losses. Leases
+    /// that fall due within a tenth of the first one's interval come along, so that chunks form.
+    fn due(&self) -> Vec<Vec<Arc<Lease>>> {
+        let now = Instant::now();
+        let mut shards = BTreeMap::<usize, Vec<Arc<Lease>>>::new();
+        for lease in lock(&self.schedule).due(now) {
+            let shard = self.backend.shard(&lease.release.claim.name);
+            shards.entry(shard).or_default().push(lease);
+        }
+        let mut chunks = Vec::new();
+        for due in shards.values() {
+            chunks.extend(due.chunks(RENEWAL_BATCH).map(<[_]>::to_vec));
+        }
+        chunks
+    }
+
+    /// Renews a chunk of leases when its shard has few others under way.
+    async fn renew(&self, chunk: Vec<Arc<Lease>>) {
+        let Some(first) = chunk.first() else { return };
+        let shard = self.chunks.of(self.backend.shard(&first.release.claim.name));
+        let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
+        let sent = Instant::now();
+        let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
+        // It leaves time for a second try.
+        let limit = claims.iter().map(|claim| claim.lease).min().unwrap_or_default() / 2;
+        let answer = in_time(limit, self.backend.renew(&claims)).await;
+        self.renewed(&chunk, sent, &answer);
+    }
+
+    /// Notes the answer to a renewal that was sent at `sent`.
+    fn renewed(
+        &self,
+        leases: &[Arc<Lease>],
+        sent: Instant,
+        answer: &Result<Vec<Renewal>, BackendError>,
+    ) {
+        static SAID: Rarely = Rarely::once_in(1);
+        if let Err(error) = answer
+            && SAID.first()
+        {
+            debug!(error = %Chain(error), leases = leases.len(), "renewal failed");
+        }
+        let mut schedule = lock(&self.schedule);
+        for (at, lease) in leases.iter().enumerate() {
+            lock(&lease.times).renewing = false;
+            let Some(lease) = schedule.remove(lease) else { continue };
+            // An answer with too few parts says of the rest that it is not held.
+            let renewal = match answer {
+                Ok(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
+                Err(_) => Renewal::Unknown,
+            };
+            if let Some(look) = lease.renewed(sent, renewal) {
+                schedule.look_at(look, lease);
+            }
+        }
     }
 }
 
@@ -89,6 +243,19 @@ impl Schedule {
         self.held.remove(&(timer, lease.release.claim.owner))
     }
 
+    /// Returns the leases to be renewed now. Tells the losses of those whose deadline has passed.
+    fn due(&mut self, now: Instant) -> Vec<Arc<Lease>> {
+        let Some(((at, _), first)) = self.held.first_key_value() else { return Vec::new() };
+        if *at > now {
+            return Vec::new();
+        }
+        let until = now + first.upkeep.renew_every.unwrap_or_default() / 10;
+        let past = self.held.iter().take_while(|((at, _), _)| *at <= until).take(LOOK);
+        let mut due: Vec<_> = past.map(|(_, lease)| lease.clone()).collect();
+        due.retain(|lease| self.is_due(lease, now));
+        due
+    }
+
     /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
     fn is_due(&mut self, lease: &Arc<Lease>, now: Instant) -> bool {
         self.remove(lease);
@@ -97,13 +264,13 @@ impl Schedule {
             lease.tell_lost();
             return false;
         }
-        let (renews, deadline) = {
-            let mut times = lock(&lease.times);
-            let is_renewable = lease.granted.upkeep.renew_every.is_some() && now < lease.ends;
-            let renews = is_renewable && !times.renewing;
-            times.renewing |= renews;
-            (renews, times.deadline)
-        };
+        let mut times = lock(&lease.times);
+        let is_wanted = lease.is_renewable(now) || times.is_in_doubt;
+        let renews = is_wanted && !times.renewing;
+        times.renewing |= renews;
+        times.is_in_doubt = false;
+        let deadline = times.deadline;
+        drop(times);
         self.look_at(deadline, lease.clone());
         renews
     }
@@ -117,162 +284,31 @@ impl Schedule {
     }
 }
 
-impl Lease {
-    /// Stops the renewals. The lease is about to end with an operation, and a renewal that came
-    /// after that would be taken for a loss.
-    pub(crate) fn closing(&self) {
-        let renewals = &self.engine.renewals;
-        let mut schedule = lock(&renewals.schedule);
-        schedule.remove(self);
-        let ends = Instant::now() + LINGER;
-        if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
-            schedule.looks = Some(ends);
-            renewals.changed.notify_one();
-        }
-    }
-}
-
-impl Engine {
-    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
-    /// one, and begins to renew it. A lease that was handed over is short, and is renewed soon.
-    pub(crate) fn hold(
-        self: &Arc<Self>,
-        acquisition: &mut Acquisition,
-        granted: Granted,
-        slot: Option<Slot>,
-    ) -> LeaseGuard {
-        let Granted { upkeep: Upkeep { renew_every, max_hold }, since, until, .. } = granted;
-        let ends = after(since, max_hold);
-        // Until it is extended, it has no time of its own.
-        let deadline = until.unwrap_or(since).min(ends);
-        let times = Mutex::new(Times { deadline, timer: since, renewing: false });
-        let slot = Mutex::new(slot.filter(|_| renew_every.is_some()));
-        let (engine, release, lost) = (self.clone(), acquisition.settle(), SetOnce::new());
-        let lease = Arc::new(Lease { engine, release, granted, ends, lost, times, slot });
-        self.counters.acquired.add();
-        let look = match until {
-            None => lease.extend(since),
-            Some(_) => deadline.min(since + renew_every.map_or(SOON, |every| every.min(SOON))),
-        };
-        let mut schedule = lock(&self.renewals.schedule);
-        schedule.look_at(look, lease.clone());
-        match schedule.looks {
-            None => {
-                drop(schedule);
-                self.ensure_renewal_task();
-            }
-            Some(by_itself) if look < by_itself => self.renewals.changed.notify_one(),
-            Some(_) => {}
-        }
-        LeaseGuard { record: lease, released: false }
-    }
-
-    /// Starts the task in this runtime, unless it runs.
-    fn ensure_renewal_task(self: &Arc<Self>) {
-        let mut schedule = lock(&self.renewals.schedule);
-        if schedule.looks.is_none() {
-            schedule.looks = Some(Instant::now());
-            drop(schedule);
-            let runtime = Handle::current().id();
-            tokio::spawn(RenewalTask { engine: self.clone(), runtime, has_ended: false }.run());
-        }
-    }
-
-    /// Returns the leases to be renewed now, in chunks of one shard, and tells the losses. Leases
-    /// that fall due within a tenth of the first one's interval come along, so that chunks form.
-    fn due(&self) -> Vec<Vec<Arc<Lease>>> {
-        let (mut schedule, now) = (lock(&self.renewals.schedule), Instant::now());
-        let first = schedule.held.first_key_value().filter(|((at, _), _)| *at <= now);
-        let Some((_, first)) = first else { return Vec::new() };
-        let until = now + first.granted.upkeep.renew_every.unwrap_or_default() / 10;
-        let past = schedule.held.iter().take_while(|((at, _), _)| *at <= until).take(LOOK);
-        let mut due: Vec<_> = past.map(|(_, lease)| lease.clone()).collect();
-        due.retain(|lease| schedule.is_due(lease, now));
-        drop(schedule);
-        let mut shards = BTreeMap::<usize, Vec<_>>::new();
-        for lease in due {
-            shards.entry(self.backend.shard(&lease.release.claim.name)).or_default().push(lease);
-        }
-        shards.values().flat_map(|due| due.chunks(RENEWAL_BATCH)).map(<[_]>::to_vec).collect()
-    }
-
-    /// Renews a chunk of leases when its shard has few others under way.
-    async fn renew(&self, chunk: Vec<Arc<Lease>>) {
-        let Some(first) = chunk.first() else { return };
-        let shard = self.renewals.chunks.of(self.backend.shard(&first.release.claim.name));
-        let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
-        let sent = Instant::now();
-        let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
-        // It leaves time for a second try.
-        let limit = claims.iter().map(|claim| claim.lease).min().unwrap_or_default() / 2;
-        let answer = in_time(limit, self.backend.renew(&claims)).await;
-        self.renewed(&chunk, sent, &answer);
-    }
-
-    /// Notes the answer to a renewal that was sent at `sent`.
-    pub(super) fn renewed<L: Borrow<Lease>>(
-        &self,
-        leases: &[L],
-        sent: Instant,
-        answer: &Result<Vec<Renewal>, BackendError>,
-    ) {
-        static SAID: Rarely = Rarely::once_in(1);
-        if let Err(error) = answer
-            && SAID.first()
-        {
-            debug!(error = %Chain(error), leases = leases.len(), "renewal failed");
-        }
-        let mut schedule = lock(&self.renewals.schedule);
-        for (at, lease) in leases.iter().enumerate() {
-            lock(&lease.borrow().times).renewing = false;
-            let Some(lease) = schedule.remove(lease.borrow()) else { continue };
-            // An answer with too few parts says of the rest that it is not held.
-            let renewal = match answer {
-                Ok(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
-                Err(_) => Renewal::Unknown,
-            };
-            match renewal {
-                Renewal::Held => {
-                    self.counters.renewed.add();
-                    schedule.look_at(lease.extend(sent), lease);
-                }
-                Renewal::NotHeld => {
-                    let name = &lease.release.claim.name;
-                    warn!(?name, "lease lost: the server no longer has it");
-                    lease.tell_lost();
-                }
-                Renewal::Unknown => {
-                    self.counters.unrenewed.add();
-                    schedule.look_at(lease.next_try(), lease);
-                }
-            }
-        }
-    }
-}
-
 /// The task that renews. If its runtime goes away, it goes on in the runtime of a held lease.
 struct RenewalTask {
-    engine: Arc<Engine>,
+    renewals: Arc<Renewals>,
     runtime: Id,
     has_ended: bool,
 }
 
 impl RenewalTask {
     async fn run(mut self) {
-        let engine = self.engine.clone();
-        let mut connections = engine.backend.new_connections();
-        let mut renewals = FuturesUnordered::new();
+        let renewals = self.renewals.clone();
+        let mut connections = renewals.backend.new_connections();
+        let mut under_way = FuturesUnordered::new();
         loop {
-            renewals.extend(engine.due().into_iter().map(|chunk| engine.renew(chunk)));
-            let Some(next) = engine.renewals.next_look() else {
+            for chunk in renewals.due() {
+                under_way.push(renewals.renew(chunk));
+            }
+            let Some(next) = renewals.next_look() else {
                 self.has_ended = true;
                 return;
             };
             tokio::select! {
-                Some(()) = renewals.next() => {}
+                Some(()) = under_way.next() => {}
                 () = sleep_until(next) => {}
-                () = engine.renewals.changed.notified() => {}
-                Ok(()) = connections.changed() => lock(&engine.renewals.schedule).renew_all(),
+                () = renewals.changed.notified() => {}
+                Ok(()) = connections.changed() => lock(&renewals.schedule).renew_all(),
             }
         }
     }
@@ -283,17 +319,24 @@ impl Drop for RenewalTask {
         if self.has_ended {
             return;
         }
-        let mut schedule = lock(&self.engine.renewals.schedule);
+        let mut schedule = lock(&self.renewals.schedule);
         schedule.looks = None;
-        schedule.held.values().for_each(|lease| lock(&lease.times).renewing = false);
+        for lease in schedule.held.values() {
+            lock(&lease.times).renewing = false;
+        }
         schedule.renew_all();
-        let runtimes = schedule.held.values().map(|lease| lease.release.runtime.clone());
-        let others: HashMap<_, _> = runtimes.map(|runtime| (runtime.id(), runtime)).collect();
+        let mut others = HashMap::new();
+        for lease in schedule.held.values() {
+            let runtime = &lease.release.runtime;
+            if runtime.id() != self.runtime {
+                others.entry(runtime.id()).or_insert_with(|| runtime.clone());
+            }
+        }
         drop(schedule);
         // The first that still runs starts the task.
-        for runtime in others.into_values().filter(|other| other.id() != self.runtime) {
-            let engine = self.engine.clone();
-            runtime.spawn(async move { engine.ensure_renewal_task() });
+        for runtime in others.into_values() {
+            let renewals = self.renewals.clone();
+            runtime.spawn(async move { renewals.ensure_task() });
         }
     }
 }

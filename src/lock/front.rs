@@ -156,15 +156,21 @@ impl<Kind: Looks> Lock<Kind> {
     /// Ends the leases of all holders, or removes the foreign data in their place. Returns `true`
     /// if there was something to remove.
     ///
-    /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. A holder
-    /// learns of the loss at its next renewal, and with a [fixed lease](Self::fixed_lease) at its
-    /// end. Until then, only a fencing token protects.
+    /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. A push
+    /// tells the process of each holder, which asks for its lease and so learns of the loss. In a
+    /// cluster, or if the push is lost, it learns of the loss at its next renewal, and with a
+    /// [fixed lease](Self::fixed_lease) at its end. Until then, only a fencing token protects.
     ///
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn force_unlock(&self) -> Result<bool, Error> {
-        Ok(self.space.engine.backend.clear(self.name()?, self.kind.mode()).await?)
+        let name = self.name()?;
+        let engine = &self.space.engine;
+        let was_there = engine.backend.clear(name, self.kind.mode()).await?;
+        // The holder may be in this process, and hear no push.
+        engine.renewals.check(|claim| claim.name == *name);
+        Ok(was_there)
     }
 
     pub(super) async fn held(&self) -> Result<Holding, Error> {
@@ -228,7 +234,8 @@ impl<Kind> Lock<Kind> {
     }
 
     pub(super) fn claim_for(&self, name: Name, mode: Mode) -> Claim {
-        let claim = Claim::new(name, mode, self.lease, FENCE_LIFE);
+        let owner = self.space.engine.backend.new_owner();
+        let claim = Claim::under(owner, name, mode, self.lease, FENCE_LIFE);
         Claim { label: self.space.label.clone(), ..claim }
     }
 

@@ -200,7 +200,7 @@ impl<When> Lock<Scheduled<When>> {
         let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
         // The claim has no lease yet, so this only looks.
         let look = self.claim(Mode::Exclusive)?;
-        let seen = self.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
+        let seen = self.space.engine.janitor.mark(&look, Tick { at: 0, step, kept }).await?;
         let seen_at = Instant::now();
         let now = || seen.now + micros(seen_at.elapsed());
         let tick = || Some(Tick { at: tick(now())?, step, kept });
@@ -212,7 +212,7 @@ impl<When> Lock<Scheduled<When>> {
             false => self.try_acquire_in(Mode::Exclusive).await?,
         };
         let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
-        let marked = self.space.engine.mark(&held.release.claim, tick).await?;
+        let marked = self.space.engine.janitor.mark(&held.release.claim, tick).await?;
         if marked.is_set {
             return Ok(Ok(Turn { held: held.into(), tick, previous: marked.before }));
         }
@@ -298,7 +298,7 @@ impl Turn {
     pub async fn done(self) -> Result<(), Error> {
         let Self { held, tick, .. } = self;
         let done = Tick { step: TickStep::Done, ..tick };
-        if held.is_lost() || !held.engine.mark(&held.release.claim, done).await?.is_set {
+        if held.is_lost() || !held.release.janitor.mark(&held.release.claim, done).await?.is_set {
             return Err(held.lost_error());
         }
         // The work is done, however the release ends. The log tells of an error.

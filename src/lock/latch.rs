@@ -177,7 +177,13 @@ impl Latch {
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
         // Its pushes are for all, so the claim is never sent and needs no queue entry.
-        let claim = Claim::new(name.clone(), Mode::Read, self.wait_limit, self.wait_limit);
+        let claim = Claim::under(
+            self.space.engine.backend.new_owner(),
+            name.clone(),
+            Mode::Read,
+            self.wait_limit,
+            self.wait_limit,
+        );
         let claim = Claim { waits: false, ..claim };
         let mut changes = self.space.engine.backend.listen(name, Some(&claim));
         loop {

@@ -82,7 +82,7 @@ impl Candidate {
         let lead = async {
             loop {
                 let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
-                let led = run_until(held.lost(), work(Term { lease: held.record.clone() }));
+                let led = run_until(held.lost(), work(Term { lease: held.lease.clone() }));
                 match run_until(janitor.stop.cancelled(), led).await {
                     Some(Some(output)) => {
                         // The work is done, however the release ends. The log tells of an error.

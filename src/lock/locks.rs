@@ -104,7 +104,9 @@ impl<Servers> Locks<Servers> {
         Servers: 'static,
     {
         let engine = &self.space.engine;
-        crate::meter::publish(&engine.meter, "locks", name.into(), engine, |it| it.reading())
+        crate::meter::publish(&engine.renewals.meter, "locks", name.into(), engine, |it| {
+            it.reading()
+        })
     }
 
     /// Shuts these locks and their clones down.

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use crate::{
     backend::{
         ANSWER_LIMIT, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
-        Grant, Holding, Kept, Leases, Marked, Mode, Owner, Renewal, SemaphoreKind, Store, TagEnd,
-        TagEnds, Tap, Tick, in_time,
+        Grant, Holders, Holding, Kept, Leases, Marked, Mode, Owner, ProcessId, Renewal,
+        SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, in_time,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -192,6 +192,18 @@ operations! {
 
         fn time_limit(&self) -> Option<Duration> {
             self.inner.time_limit()
+        }
+
+        async fn tell_ended(&self, name: &Name, owner: Owner) -> Result<(), BackendError> {
+            self.inner.tell_ended(name, owner).await
+        }
+
+        fn watch(&self, holders: Weak<dyn Holders>) {
+            self.inner.watch(holders);
+        }
+
+        fn process(&self) -> ProcessId {
+            self.inner.process()
         }
 
         fn is_shared(&self) -> bool {

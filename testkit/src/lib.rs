@@ -67,8 +67,9 @@ pub fn queue_entry_life() -> Duration {
 }
 
 /// Begins a backend for a test that is not about time-outs. A busy machine does not reach its own.
+/// It gets pushes for claims that the test has made by hand.
 pub fn builder() -> RedisBackendBuilder {
-    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
+    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT).with_shared_process()
 }
 
 /// Opens a backend as [`builder`] begins it.

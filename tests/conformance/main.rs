@@ -243,9 +243,11 @@ rules! {
     }
     needs latches {
         unpolled:
-            a_waiter_that_is_not_polled_delays_no_other,
-            a_caller_that_does_not_read_its_grant_delays_no_other,
-            a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing,
+            a_waiter_that_is_not_polled_delays_others_for_its_lease,
+            a_grant_that_is_not_read_delays_others_for_its_lease,
+            a_grant_that_is_read_late_is_held,
+            many_futures_that_are_not_polled_delay_no_other_name,
+            a_task_of_a_reentrant_holder_that_is_not_polled_delays_others_for_its_lease,
             an_unlock_that_is_not_polled_delays_no_other,;
         latches:
             a_latch_is_counted_down_to_zero_and_no_lower,

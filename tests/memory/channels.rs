@@ -1,6 +1,6 @@
 //! The waiters of a process that are told of changes.
 
-use bellwether::backend::{Change, Changes, Channels, Handover, Owner};
+use bellwether::backend::{Change, Changes, Channels, HandedHold, Handover, Owner};
 use futures_util::FutureExt;
 
 use crate::prelude::*;
@@ -15,7 +15,12 @@ fn poll(changes: &mut Changes) -> Option<Change> {
 #[test]
 fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
     let (channels, topic, mine) = (Channels::default(), Arc::from("t"), Owner::fresh());
-    let granted = Change::Granted(Handover { owner: mine, fence: 1, ends: Duration::ZERO });
+    let granted = Change::Granted(Handover {
+        owner: mine,
+        fence: 1,
+        ends: Duration::ZERO,
+        hold: HandedHold::Mutex,
+    });
     let others = std::iter::repeat_with(|| Some(Owner::fresh())).take(3000);
     let owners = [Some(mine), Some(mine), None].into_iter().chain(others);
     let mut waiters: Vec<_> = owners.map(|owner| channels.listen(&topic, owner)).collect();

@@ -164,7 +164,10 @@ proptest! {
             Change::Wake,
             Change::Announced(Announcement { fence, bytes, crowd }),
             Change::Invalidated(fence),
-            Change::Granted(Handover { owner, fence, ends }),
+            Change::Granted(Handover { owner, fence, ends, hold: HandedHold::Mutex }),
+            Change::Granted(Handover { owner, fence, ends, hold: HandedHold::Writer }),
+            Change::Granted(Handover { owner, fence, ends, hold: HandedHold::Shared }),
+            Change::Ended(owner),
         ] {
             prop_assert_eq!(Change::decode(&change.encode()), change);
         }

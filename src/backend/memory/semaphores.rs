@@ -1,6 +1,6 @@
 //! The [`Leases`]: semaphores with their holders, and the queue of those that wait.
 
-use std::time::Duration;
+use std::{sync::Weak, time::Duration};
 
 use async_trait::async_trait;
 
@@ -11,8 +11,9 @@ use super::{
 };
 use crate::{
     backend::{
-        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holding, Kept, Leases,
-        Mark, Marked, Mode, Occupied, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind, Tick, TickStep,
+        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holders, Holding, Kept,
+        Leases, Mark, Marked, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind,
+        Tick, TickStep,
     },
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -166,8 +167,20 @@ impl Leases for MemoryBackend {
         Ok(self.on(name, mode.into(), |data, semaphore| {
             data.push(name, Change::Wake);
             let cleared = std::mem::take(semaphore);
+            for owner in cleared.holds.keys() {
+                data.push(name, Change::Ended(*owner));
+            }
             !cleared.holds.is_empty() || !cleared.queue.entries.is_empty()
         }))
+    }
+
+    async fn tell_ended(&self, name: &Name, owner: Owner) -> Result<(), BackendError> {
+        self.channels.push(&name.prefix, Change::Ended(owner));
+        Ok(())
+    }
+
+    fn watch(&self, holders: Weak<dyn Holders>) {
+        self.channels.add_holders(holders);
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
@@ -231,7 +244,8 @@ impl Data {
                 // The time stands for a fence where there is none.
                 let fence = self.grant(semaphore, &next).fence().max(self.clock());
                 let ends = self.now - since + lease;
-                self.push(&by.name, Change::Granted(Handover { owner, fence, ends }));
+                let hold = next.mode.into();
+                self.push(&by.name, Change::Granted(Handover { owner, fence, ends, hold }));
                 is_granted = true;
             }
         }

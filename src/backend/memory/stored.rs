@@ -11,7 +11,7 @@ use lru::LruCache;
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Claim, Entry, Need, Occupied, Owner, SemaphoreKind},
+    backend::{Claim, Entry, Need, Occupied, Owner, ProcessId, SemaphoreKind},
     key::Name,
 };
 
@@ -178,7 +178,7 @@ pub(super) struct Queue {
     /// The owners of the entries. A release asks here, so that it costs the same behind any number.
     pub(super) owners: HashSet<Owner>,
     /// Until when each process keeps its entries.
-    pub(super) kept: HashMap<u64, Instant>,
+    pub(super) kept: HashMap<ProcessId, Instant>,
 }
 
 impl Queue {
@@ -198,13 +198,13 @@ impl Queue {
     }
 
     pub(super) fn left(&self, claim: &Claim, now: Instant) -> Duration {
-        let ends = self.kept.get(&claim.owner.process_half());
+        let ends = self.kept.get(&claim.owner.process());
         ends.map_or(Duration::ZERO, |ends| *ends - now)
     }
 
     /// Keeps the entries of the process of a claim. Returns whether they were kept before.
     pub(super) fn keep(&mut self, claim: &Claim, until: Instant) -> bool {
-        self.kept.insert(claim.owner.process_half(), until).is_some()
+        self.kept.insert(claim.owner.process(), until).is_some()
     }
 
     /// Removes the entries of each process that has stopped to keep them.
@@ -212,7 +212,7 @@ impl Queue {
         let count = self.kept.len();
         self.kept.retain(|_, until| *until > now);
         if self.kept.len() < count {
-            self.owners.retain(|owner| self.kept.contains_key(&owner.process_half()));
+            self.owners.retain(|owner| self.kept.contains_key(&owner.process()));
             self.entries.retain(|(claim, _)| self.owners.contains(&claim.owner));
         }
     }

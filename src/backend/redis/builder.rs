@@ -16,7 +16,10 @@ use super::{
     keys::ChannelNames,
     ops::Heartbeat,
 };
-use crate::error::{BoxError, Error, ErrorKind};
+use crate::{
+    backend::ProcessId,
+    error::{BoxError, Error, ErrorKind},
+};
 
 /// Configures a [`RedisBackend`].
 ///
@@ -27,6 +30,8 @@ use crate::error::{BoxError, Error, ErrorKind};
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {
     config: RedisConfig,
+    /// The process of the owners, if it is not one of its own.
+    process: Option<ProcessId>,
 }
 
 /// A longer time-out is a mistake of units.
@@ -80,7 +85,7 @@ impl RedisBackendBuilder {
         let (server, sentinels, master, cluster) = Default::default();
         let mut config = RedisConfig { server, sentinels, master, cluster, ..self.config };
         set(&mut config);
-        Self { config }
+        Self { config, ..self }
     }
 
     /// Sets how long the connection may be silent while a command is under way.
@@ -178,6 +183,14 @@ impl RedisBackendBuilder {
         self
     }
 
+    /// Takes the process of [`Owner::fresh`](crate::backend::Owner::fresh) for its owners, and not
+    /// one of its own. So pushes reach claims that a test has made by hand.
+    #[doc(hidden)]
+    pub fn with_shared_process(mut self) -> Self {
+        self.process = Some(ProcessId::of_this());
+        self
+    }
+
     /// Builds the backend, which connects when it is first used, or by [`RedisBackend::ready`].
     ///
     /// # Errors
@@ -193,6 +206,7 @@ impl RedisBackendBuilder {
         let (servers, database) = Servers::new(self.config)?;
         Ok(RedisBackend(Arc::new(RedisInner {
             servers,
+            process: self.process.unwrap_or_else(ProcessId::fresh),
             channel_names: ChannelNames::new(database),
             publish_refused: AtomicBool::new(false),
             heartbeat: Heartbeat::default(),
@@ -269,6 +283,6 @@ impl<'de> Visitor<'de> for SettingsVisitor {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         let config = RedisConfig::deserialize(MapAccessDeserializer::new(map))?;
         config.location().map_err(A::Error::custom)?;
-        Ok(RedisBackendBuilder { config })
+        Ok(RedisBackendBuilder { config, process: None })
     }
 }

@@ -17,7 +17,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Owner, SemaphoreKind, stripe_of},
+    backend::{ProcessId, SemaphoreKind, stripe_of},
     key::Name,
 };
 
@@ -71,7 +71,7 @@ impl ChannelNames {
             return Self { suffix: "s".to_owned(), process: String::new(), id: String::new() };
         };
         let at = if database == 0 { String::new() } else { format!("@{database}") };
-        let id = Owner::fresh().to_string().split_off(16);
+        let id = ProcessId::fresh().to_string();
         Self { suffix: format!("c{at}"), process: format!("p{at}:"), id }
     }
 
@@ -91,12 +91,13 @@ impl ChannelNames {
         self.of_scope(&format!("{}:t:", namespace.unwrap_or_default().0), "t")
     }
 
-    /// Returns the channel of this process for claims in a queue. Scripts find it by the owner of a
+    /// Returns the channel of a process for claims in a queue. Scripts find it by the owner of a
     /// claim. In a cluster it belongs to the channel of the name.
-    pub(super) fn queued(&self, name: &Name) -> Arc<str> {
-        match self.process.is_empty() {
-            true => format!("{}:{}", name.suffixed(&self.suffix), Owner::process()).into(),
-            false => self.of_scope(name.scope(), &Owner::process()).into(),
+    pub(super) fn queued(&self, name: &Name, process: ProcessId) -> Arc<str> {
+        if self.process.is_empty() {
+            format!("{}:{process}", name.suffixed(&self.suffix)).into()
+        } else {
+            self.of_scope(name.scope(), &process.to_string()).into()
         }
     }
 
@@ -152,14 +153,14 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = ChannelNames::new(Some(database)).queued(&name);
+                let channel = ChannelNames::new(Some(database)).queued(&name, ProcessId::of_this());
                 let message = format!("{}w}}:", &name.prefix);
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&*name.prefix, "w}:"));
             }
             let channel = name.suffixed(&ChannelNames::new(Some(0)).suffix);
             assert_eq!(split_message(&channel, b"w"), Some((&*name.prefix, 0)));
-            let channel = ChannelNames::new(None).queued(&name);
+            let channel = ChannelNames::new(None).queued(&name, ProcessId::of_this());
             assert_eq!(split_message(&channel, b"w"), Some((&*name.prefix, 0)));
         }
         assert_eq!(split_message("bellwether:l:p:0123456789abcdef", b"w"), None);

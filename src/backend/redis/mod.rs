@@ -26,7 +26,7 @@ use std::{
 
 pub use self::builder::RedisBackendBuilder;
 use self::{client::Servers, ops::Heartbeat};
-use crate::error::Error;
+use crate::{backend::ProcessId, error::Error};
 
 /// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
 #[cfg(any(fuzzing, test))]
@@ -60,6 +60,8 @@ pub struct RedisBackend(Arc<RedisInner>);
 
 struct RedisInner {
     servers: Servers,
+    /// The process of its owners. Clones share it.
+    process: ProcessId,
     channel_names: keys::ChannelNames,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,

@@ -34,7 +34,7 @@ use crate::{
     },
     error::{BackendError, BoxError, Chain, Error, ErrorKind},
     flight::{self, Epoch},
-    lease::{Acquisition, Granted, LeaseGuard, Upkeep},
+    lease::LeaseGuard,
 };
 
 /// A load under its lease, which [`Request::begin`] returns. Its caller makes the value, and
@@ -122,27 +122,21 @@ struct LoadBegun {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Begins a load under the lease that an acquisition was granted.
+    /// Begins a load under the lease that was granted for it.
     pub(super) async fn granted(
         run: &Run<V>,
         held: &mut Held<V>,
-        acquisition: &mut Acquisition,
-        (grant, since): (Grant, Instant),
+        guard: LeaseGuard,
+        grant: Grant,
         granted: Epoch,
     ) -> Self {
-        let (asked, fence) = (run.asked.clone(), grant.fence());
-        debug!(fence, "lease taken");
-        let (core, settings) = (&asked.core, &asked.core.settings);
-        // The commit comes after the load. Two renewals may fail before the lease is lost.
-        let load = settings.load_limit.saturating_add(asked.options.sharing.rest_limit);
-        let max_hold = load.saturating_add(settings.lease);
-        let upkeep = Upkeep { renew_every: Some(settings.lease / 3), max_hold };
-        let lease = Granted { upkeep, fence, since, until: None };
-        let guard = core.engine.hold(acquisition, lease, None);
+        debug!(fence = grant.fence(), "lease taken");
+        let asked = run.asked.clone();
+        let core = &asked.core;
         // A tag that ends from here on ends the value.
         let tagged = core.begin_tags(&asked.options).await;
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lead = Lead::new(Some(guard.record.clone()), previous, run.wants_new(), tagged);
+        let lead = Lead::new(Some(guard.lease.clone()), previous, run.wants_new(), tagged);
         Self {
             lead,
             guard,
@@ -252,7 +246,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn load_leased(&self, work: Work<V>, load: Box<Load<V>>) -> FlightEnd<V> {
         let granted = load.granted;
         let produced = self.produce(work, load.begun, &load.lead, Some(&load.guard), granted).await;
-        // Before `closing` stops the renewals: the lease is renewed until this turn has come.
+        // Before `close` stops the renewals: the lease is renewed until this turn has come.
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
@@ -601,7 +595,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        self.guard.closing();
+        self.guard.close();
         let AskedKey { core, key, shard, name, .. } = &self.asked;
         let fence = self.guard.granted.fence;
         let backend = core.engine.backend.as_ref();
@@ -632,7 +626,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Ends a lease whose load failed. Tells the processes that wait, and lets the key back off.
     /// Returns the error for the callers.
     async fn fail_with(self, error: Error) -> Error {
-        self.guard.closing();
+        self.guard.close();
         let Self { asked, lead, guard, grant, .. } = self;
         let core = &asked.core;
         let back_off = asked.back_off(&error, &lead, grant.failures());

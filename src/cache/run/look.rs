@@ -29,6 +29,7 @@ use crate::{
     error::BackendError,
     flight::Epoch,
     lease::{Acquisition, Waiting, Woken},
+    random,
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -132,7 +133,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let settings = &core.settings;
         let name = self.asked.name.clone();
-        let mut claim = Claim::new(name, Mode::Exclusive, settings.lease, core.fence_life);
+        let owner = core.engine.backend.new_owner();
+        let mut claim = Claim::under(owner, name, Mode::Exclusive, settings.lease, core.fence_life);
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = !matches!(self.start, RunStart::Behind);
@@ -169,9 +171,12 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut is_last = false;
         loop {
             let Some(remaining) = self.ask(is_last, waiting).await? else { continue };
-            let engine = &self.run.asked.core.engine;
+            let Some(wake) = waiting.wakes_after_look(&mut self.acquisition, remaining) else {
+                is_last = true;
+                continue;
+            };
             // In a box, so that a claim that need not wait stays small.
-            let woken = Box::pin(waiting.after(engine, &mut self.acquisition, Some(remaining)));
+            let woken = Box::pin(waiting.sleep(&mut self.acquisition, wake));
             let woken = tokio::select! {
                 woken = woken => woken,
                 () = self.run.asked.shard.breaker.opened() => {
@@ -206,18 +211,17 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let answer = self.ask_backend().await;
         drop(turn);
         match answer {
-            Ok((Claimed::Granted(grant), sent)) => {
-                let Self { held, acquisition, epoch, .. } = self;
-                let load = Load::granted(run, held, acquisition, (grant, sent), *epoch).await;
+            Ok(Claimed::Granted(grant)) => {
+                let engine = &run.asked.core.engine;
+                let Some(guard) = engine.hold(&mut self.acquisition, run.asked.upkeep()) else {
+                    return Break(run.away(self.held));
+                };
+                let load = Load::granted(run, self.held, guard, grant, self.epoch).await;
                 Break(Step::Load(Box::new(load)))
             }
-            Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                Break(self.backs_off(back_off, &failure))
-            }
-            Ok((Claimed::Newer(entry), _)) => self.received(entry).await.map_continue(|()| None),
-            Ok((Claimed::Occupied(occupied), _)) => {
-                self.occupied(&occupied, is_last).map_continue(Some)
-            }
+            Ok(Claimed::BacksOff(back_off, failure)) => Break(self.backs_off(back_off, &failure)),
+            Ok(Claimed::Newer(entry)) => self.received(entry).await.map_continue(|()| None),
+            Ok(Claimed::Occupied(occupied)) => self.occupied(&occupied, is_last).map_continue(Some),
             Err(error) => {
                 // A request that an open breaker has cut short says nothing.
                 if !shard.breaker.is_open() {
@@ -237,7 +241,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 biased;
                 permitted = &mut permit => break permitted,
                 (change, at) = self.acquisition.listen().next_push(), if self.met > 0 => {
-                    waiting.pushed_at = at;
+                    waiting.pushed_at = Some(at);
                     Box::pin(self.pushed(change, waiting.left())).await?;
                 }
             }
@@ -266,7 +270,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    async fn ask_backend(&mut self) -> Result<(Claimed, Instant), BackendError> {
+    async fn ask_backend(&mut self) -> Result<Claimed, BackendError> {
         let AskedKey { core, shard, .. } = &self.run.asked;
         let (first, mut limit, mut is_second) = (Instant::now(), core.try_limit, false);
         let answer = loop {
@@ -283,7 +287,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 _ => break answer,
             }
         };
-        if let Ok((claimed, _)) = &answer {
+        if let Ok(claimed) = &answer {
             let is_granted = matches!(claimed, Claimed::Granted(_));
             shard.breaker.answered(is_granted, &core.counters);
         }
@@ -395,6 +399,5 @@ const TURNS: u32 = 64;
 fn turn_to_fetch(announced: &Announcement) -> Duration {
     let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };
     let bytes = u32::try_from(announced.bytes).unwrap_or(u32::MAX);
-    Duration::from_millis(4).mul_f64(f64::from(bytes) / f64::from(1 << 20))
-        * fastrand::u32(0..turns)
+    Duration::from_millis(4).mul_f64(f64::from(bytes) / f64::from(1 << 20)) * random::below(turns)
 }

@@ -35,6 +35,7 @@ use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     flight::{self, Epoch, Leader, Notice},
     key::{Key, Name},
+    lease::Upkeep,
     spans,
 };
 
@@ -466,6 +467,15 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             _ => {}
         }
         decision
+    }
+
+    /// Returns how the lease of a load is kept. The commit comes after the load, and two renewals
+    /// may fail before the lease is lost.
+    fn upkeep(&self) -> Upkeep {
+        let settings = &self.core.settings;
+        let load = settings.load_limit.saturating_add(self.options.sharing.rest_limit);
+        let max_hold = load.saturating_add(settings.lease);
+        Upkeep { renew_every: Some(settings.lease / 3), max_hold }
     }
 
     /// Returns the limit of a second try, if the first one had no answer: perhaps only the answer

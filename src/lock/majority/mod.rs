@@ -175,9 +175,9 @@ impl Majority {
     /// claim.
     async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Claimed, bool), BackendError> {
         let asked = self.servers.iter().map(async |server| {
-            let mut acquisition = Acquisition::new(server, of_share(claim, None));
+            let mut acquisition = Acquisition::new(server, of_share(server, claim, None));
             let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
-            (acquisition, answer.map(|(answer, _)| answer))
+            (acquisition, answer)
         });
         let (tried, answers): (Vec<_>, Vec<_>) = join_all(asked).await.into_iter().unzip();
         let shares: Vec<_> = tried.iter().zip(&answers).map(granted_share).collect();
@@ -232,7 +232,7 @@ impl Majority {
             let Some(share) = share.filter(|share| share.fence != fence) else {
                 return Ok(share.is_some());
             };
-            let share = of_share(claim, Some(share));
+            let share = of_share(server, claim, Some(share));
             in_time(self.limit, server.backend.set_fence(&share, fence)).await
         });
         let answers = join_all(written).await;
@@ -244,7 +244,7 @@ impl Majority {
             if let (Some(share), Ok(true)) = (share.as_mut(), &written) {
                 share.fence = fence;
             } else if let Some(missed) = share.take() {
-                Release::new(server, of_share(claim, Some(missed))).undo();
+                Release::new(server, of_share(server, claim, Some(missed))).undo();
             }
         }
         Ok(is_written)
@@ -264,9 +264,9 @@ impl Majority {
             }
             *fence
         };
-        let mut acquisition = Acquisition::new(server, of_share(&claim, None));
+        let mut acquisition = Acquisition::new(server, of_share(server, &claim, None));
         let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
-        if !matches!(asked, Ok((Claimed::Granted(_), _))) {
+        if !matches!(asked, Ok(Claimed::Granted(_))) {
             return;
         }
         let write = server.backend.set_fence(&acquisition.release.claim, fence);
@@ -314,7 +314,7 @@ impl Leases for Majority {
         let asked = self.servers.iter().enumerate().map(async |(at, server)| {
             let each = claims.iter().zip(&holds);
             let shares: Vec<_> =
-                each.map(|(claim, hold)| of_share(claim, share_of(hold, at))).collect();
+                each.map(|(claim, hold)| of_share(server, claim, share_of(hold, at))).collect();
             in_time(self.limit, server.backend.renew(&shares)).await
         });
         let answers = join_all(asked).await;
@@ -351,7 +351,8 @@ impl Leases for Majority {
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
             Some(_) => {
-                in_time(self.limit, Release::new(server, of_share(claim, share)).end()).await
+                in_time(self.limit, Release::new(server, of_share(server, claim, share)).end())
+                    .await
             }
             None => Ok(false),
         });
@@ -378,7 +379,7 @@ impl Leases for Majority {
         for ((server, before), now) in self.servers.iter().zip(before.shares).zip(&next.shares) {
             // It missed the fence, or was taken meanwhile.
             if now.is_none() && before.is_some() {
-                Release::new(server, of_share(to, before)).undo();
+                Release::new(server, of_share(server, to, before)).undo();
             }
         }
         held.insert(to.owner, next);
@@ -435,8 +436,8 @@ impl Leases for Majority {
 }
 
 /// Returns the claim of a share at one server: under the owner that has it, or a fresh one.
-fn of_share(claim: &Claim, share: Option<Share>) -> Claim {
-    let owner = share.map_or_else(Owner::fresh, |share| share.owner);
+fn of_share(server: &Janitor, claim: &Claim, share: Option<Share>) -> Claim {
+    let owner = share.map_or_else(|| server.backend.new_owner(), |share| share.owner);
     Claim { owner, waits: false, ..claim.clone() }
 }
 

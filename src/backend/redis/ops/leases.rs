@@ -3,7 +3,10 @@
 //! In a cluster a script publishes in the slot of its name only. So a process has a channel for
 //! each name that it waits for. At a single server it keeps one, so a wait costs no subscription.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,8 +20,9 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Changes, Claim, Claimed, Grant, Holding, Kept, Leases, Marked, Mode, Need,
-        QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind, Tick, TickStep, in_time,
+        BackOff, Change, Changes, Claim, Claimed, Grant, Holders, Holding, Kept, Leases, Marked,
+        Mode, Need, Owner, ProcessId, QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind,
+        Tick, TickStep, in_time,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -30,6 +34,10 @@ use crate::{
 
 #[async_trait]
 impl Leases for RedisBackend {
+    fn process(&self) -> ProcessId {
+        self.0.process
+    }
+
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let entry_life = if claim.waits { millis(QUEUE_ENTRY_LIFE) } else { 0 };
         let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
@@ -157,6 +165,24 @@ impl Leases for RedisBackend {
         self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(1), replies::flag).await
     }
 
+    /// In a cluster, only a process that waits for the name hears of it.
+    async fn tell_ended(&self, name: &Name, owner: Owner) -> Result<(), BackendError> {
+        let channel = self.0.channel_names.queued(name, owner.process());
+        let mut message = Vec::new();
+        let mut publish = redis::cmd("SPUBLISH");
+        if self.0.servers.is_single() {
+            // A channel of a process is for all names of a scope.
+            message.extend(name.prefix.as_bytes());
+            publish = redis::cmd("PUBLISH");
+        }
+        message.extend(Change::Ended(owner).encode());
+        self.0.servers.run(publish.arg(&*channel).arg(message), &channel).await.map(drop)
+    }
+
+    fn watch(&self, holders: Weak<dyn Holders>) {
+        self.0.servers.events.channels.add_holders(holders);
+    }
+
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
         let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
         self.0.servers.events.channels.register(&name.prefix, heard, owner)
@@ -261,7 +287,12 @@ impl RedisBackend {
     fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
         let waits = claim.is_none_or(|claim| claim.waits);
         let names = &self.0.channel_names;
-        let own = if waits { names.queued(name) } else { names.registered(name) };
+        let own = if waits {
+            let process = claim.map_or_else(|| self.process(), |claim| claim.owner.process());
+            names.queued(name, process)
+        } else {
+            names.registered(name)
+        };
         let is_enough = claim.is_some_and(|_| waits || name.family == Family::Cache);
         if is_enough && self.0.servers.is_single() {
             self.0.servers.events.channels.open(&own);

@@ -1,3 +1,5 @@
+//! A lease that is held: how long it lasts, and whether it is lost.
+
 use std::{
     fmt,
     sync::{Arc, Mutex},
@@ -8,12 +10,16 @@ use tokio::{
     sync::SetOnce,
     time::{Instant, sleep_until, timeout},
 };
+use tracing::warn;
 
-use super::{Engine, Release, Upkeep, queue::Slot, trusted};
-use crate::{backend::Renewal, error::Error, sync::lock, time::after};
+use super::{Acquisition, Granted, Release, Upkeep, local_queue::Slot, trusted};
+use crate::{backend::Renewal, error::Error, observe::LockCounters, sync::lock, time::after};
 
 /// The least pause before a renewal that failed is tried again.
 const RETRY: Duration = Duration::from_millis(10);
+/// After how long a lease that was handed over is renewed. Most holders of a contended lease have
+/// released it by then.
+const SOON: Duration = Duration::from_millis(100);
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
@@ -39,15 +45,17 @@ const RETRY: Duration = Duration::from_millis(10);
 /// }
 /// ```
 pub struct Lease {
-    pub(crate) engine: Arc<Engine>,
     pub(crate) release: Release,
     pub(crate) granted: Granted,
-    pub(super) ends: Instant,
+    pub(crate) upkeep: Upkeep,
+    /// When it was held for as long as it may be in all.
+    ends: Instant,
     pub(super) lost: SetOnce<()>,
     pub(super) times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
     /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
     pub(super) slot: Mutex<Option<Slot>>,
+    counters: Arc<LockCounters>,
 }
 
 #[derive(Clone, Copy)]
@@ -56,18 +64,10 @@ pub(super) struct Times {
     pub(super) deadline: Instant,
     /// The timer that the renewals have set for it.
     pub(super) timer: Instant,
+    /// A renewal is under way, or must not begin.
     pub(super) renewing: bool,
-}
-
-/// A grant: its fence, and since when the lease counts.
-#[derive(Clone, Copy)]
-pub(crate) struct Granted {
-    pub(crate) upkeep: Upkeep,
-    pub(crate) fence: u64,
-    /// A time before the request that was granted.
-    pub(crate) since: Instant,
-    /// When the lease ends, if a holder handed it over for less than its full time.
-    pub(crate) until: Option<Instant>,
+    /// The backend may have ended the lease. A renewal finds out, also of a fixed lease.
+    pub(super) is_in_doubt: bool,
 }
 
 impl Lease {
@@ -127,25 +127,102 @@ impl Lease {
         if self.is_lost() {
             return Err(self.lost_error());
         }
-        let (sent, claims) = (Instant::now(), std::slice::from_ref(&self.release.claim));
-        let renewal = self.engine.backend.renew(claims);
-        if let Ok(answer) = timeout(self.remaining(), renewal).await {
-            self.engine.renewed(&[self], sent, &answer);
-            // A term may have ended meanwhile.
-            if answer?.first() == Some(&Renewal::Held) && !self.is_lost() {
-                return Ok(());
-            }
+        let sent = Instant::now();
+        let claims = std::slice::from_ref(&self.release.claim);
+        let renewal = self.release.janitor.backend.renew(claims);
+        let Ok(answer) = timeout(self.remaining(), renewal).await else {
+            return Err(self.lost_error());
+        };
+        let renewal = match &answer {
+            Ok(renewals) => renewals.first().copied().unwrap_or(Renewal::NotHeld),
+            Err(_) => Renewal::Unknown,
+        };
+        self.renewed(sent, renewal);
+        if renewal == Renewal::Held {
+            self.extend(sent);
         }
-        Err(self.lost_error())
+        answer?;
+        // A term may have ended meanwhile.
+        let is_held = renewal == Renewal::Held && !self.is_lost();
+        if is_held { Ok(()) } else { Err(self.lost_error()) }
     }
 
     pub(crate) fn lost_error(&self) -> Error {
         Error::lost(&self.release.claim.name.key())
     }
 
+    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
+    /// one. Returns `None` if the acquisition was granted nothing.
+    pub(super) fn new(
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        mut slot: Option<Slot>,
+        counters: Arc<LockCounters>,
+    ) -> Option<Self> {
+        let granted = acquisition.granted()?;
+        let ends = after(granted.since, upkeep.max_hold);
+        // Until it is extended, it has no time of its own.
+        let deadline = granted.ends_early.unwrap_or(granted.since).min(ends);
+        if upkeep.renew_every.is_none() {
+            slot = None;
+        }
+        if let Some(slot) = &slot {
+            slot.holds();
+        }
+        let times = Times { deadline, timer: granted.since, renewing: false, is_in_doubt: false };
+        Some(Self {
+            release: acquisition.settle(),
+            granted,
+            upkeep,
+            ends,
+            lost: SetOnce::new(),
+            times: Mutex::new(times),
+            slot: Mutex::new(slot),
+            counters,
+        })
+    }
+
+    /// Returns when to look at a new lease first. A lease that was handed over is short, and is
+    /// renewed soon.
+    pub(super) fn first_look(&self) -> Instant {
+        let Granted { since, ends_early, .. } = self.granted;
+        if ends_early.is_none() {
+            return self.extend(since);
+        }
+        let soon = self.upkeep.renew_every.map_or(SOON, |every| every.min(SOON));
+        lock(&self.times).deadline.min(since + soon)
+    }
+
+    /// Notes the answer to a renewal that was sent at `sent`. Returns when to look at the lease
+    /// next, or `None` if it is lost. The renewal of a fixed lease was only a question.
+    pub(super) fn renewed(&self, sent: Instant, renewal: Renewal) -> Option<Instant> {
+        match renewal {
+            Renewal::Held if self.upkeep.renew_every.is_none() => Some(lock(&self.times).deadline),
+            Renewal::Held => {
+                self.counters.renewed.add();
+                Some(self.extend(sent))
+            }
+            Renewal::NotHeld => {
+                let name = &self.release.claim.name;
+                warn!(?name, "lease lost: the server no longer has it");
+                self.tell_lost();
+                None
+            }
+            Renewal::Unknown => {
+                self.counters.unrenewed.add();
+                Some(self.next_try())
+            }
+        }
+    }
+
+    /// Returns whether its time allows another renewal.
+    pub(super) fn is_renewable(&self, now: Instant) -> bool {
+        self.upkeep.renew_every.is_some() && now < self.ends
+    }
+
     pub(super) fn tell_lost(&self) {
         if self.lost.set(()).is_ok() {
-            self.engine.counters.lost.add();
+            self.counters.lost.add();
         }
         let slot = lock(&self.slot).take();
         drop(slot);
@@ -153,11 +230,11 @@ impl Lease {
 
     /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when to
     /// look at it next.
-    pub(super) fn extend(&self, sent: Instant) -> Instant {
+    fn extend(&self, sent: Instant) -> Instant {
         let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);
-        match self.granted.upkeep.renew_every {
+        match self.upkeep.renew_every {
             Some(every) if after(sent, every) < self.ends => times.deadline.min(after(sent, every)),
             _ => times.deadline,
         }
@@ -165,8 +242,9 @@ impl Lease {
 
     /// When to try a renewal again that has failed. A lease that was handed over has less than its
     /// full time left.
-    pub(super) fn next_try(&self) -> Instant {
-        let (deadline, now) = (lock(&self.times).deadline, Instant::now());
+    fn next_try(&self) -> Instant {
+        let deadline = lock(&self.times).deadline;
+        let now = Instant::now();
         let pause = (self.release.claim.lease / 20).min((deadline - now) / 8).max(RETRY);
         deadline.min(now + pause)
     }

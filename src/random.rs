@@ -1,0 +1,35 @@
+//! All randomness of the crate: jitter, the ids of owners, and the hashers of maps. It has one
+//! module, so that a simulation can choose it.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+/// The hasher of the maps whose keys come from callers: it is seeded, so that nobody can choose
+/// keys that collide.
+pub(crate) type Hasher = hashbrown::DefaultHashBuilder;
+
+/// Returns a random number from 0 to below 1.
+pub(crate) fn fraction() -> f64 {
+    fastrand::f64()
+}
+
+/// Returns a random number from 0 to below `end`, or 0 if that is 0.
+pub(crate) fn below(end: u32) -> u32 {
+    if end == 0 { 0 } else { fastrand::u32(..end) }
+}
+
+/// Returns a random time from zero to below `longest`.
+pub(crate) fn up_to(longest: Duration) -> Duration {
+    longest.mul_f64(fraction())
+}
+
+/// Returns a random time from half of `longest` to below `longest`.
+pub(crate) fn upper_half(longest: Duration) -> Duration {
+    longest.mul_f64(0.5 + fraction() / 2.0)
+}
+
+/// Returns 128 bits that nobody can guess, of which six are fixed.
+pub(crate) fn id() -> Uuid {
+    Uuid::new_v4()
+}
