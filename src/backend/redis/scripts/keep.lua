@@ -7,7 +7,8 @@
 local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]
 
-local at, claims = now_ms(), { unpack(ARGV, 3) }
+local at_us, claims = now(), { unpack(ARGV, 3) }
+local at = math.floor(at_us / 1000)
 local process = string.sub(claims[1], 1, 16)
 local has_lapsed = deadline_in(deadlines, process, at) <= 0 and 1 or 0
 local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
@@ -23,8 +24,7 @@ end
 local holder, _, left = lease_at(lease)
 local again, unheard_ms, is_heard = 0
 if not holder then
-  again, unheard_ms, is_heard = grant_next(at, fence_ms, 0)
-  local _, shared_ms = holds_at(shared, at)
-  left = unheard_ms or math.max(redis.call('PTTL', lease), shared_ms)
+  again, unheard_ms, is_heard = grant_next(at_us, fence_ms, 0)
+  left = unheard_ms or math.max(redis.call('PTTL', lease), first_end(shared, at))
 end
 return { refused + again, left, has_lapsed, is_heard and 1 or 0, unpack(stands) }
