@@ -48,6 +48,6 @@ if is_full('ZADD', queue, 'NX', math.max(at_us, last_ticket + 1), entry) then
   return held
 end
 keep(queue, entry_ms)
-redis.call('ZADD', deadlines, at + entry_ms, process)
+redis.call('ZADD', deadlines, deadline(at, entry_ms), process)
 keep(deadlines, entry_ms)
 return held

@@ -29,7 +29,7 @@ sources! {
     acquire: "usual/acquire" "lib/read" "lib/fail_foreign" "lib/is_full" "lib/keep" "lib/now"
         "lib/digits" "lib/batch" "lib/lease_at" "lib/renew_lease" "lib/grant" "lib/held_until"
         "lib/count_holds" "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/extend_hold"
-        "lib/deadline_in" "lib/claim_at" "lib/first_alive" "acquire";
+        "lib/time_left" "lib/deadline_in" "lib/deadline" "lib/claim_at" "lib/first_alive" "acquire";
     beat: "beat";
     change: "lib/read" "lib/now" "lib/digits" "lib/fence_at" "lib/registered_at" "lib/end_lease"
         "lib/publish" "lib/process_channels" "lib/publish_to_all" "lib/tell_tiers" "lib/entry_at"
@@ -45,22 +45,25 @@ sources! {
     convert: "usual/convert" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
         "lib/batch" "lib/lease_at" "lib/grant" "lib/publish" "lib/process_channels"
         "lib/publish_to_process" "lib/held_until" "lib/count_holds" "lib/fits" "lib/write_hold"
-        "lib/hold" "lib/read_entry" "lib/deadline_in" "lib/claim_at" "lib/grant_next" "convert";
+        "lib/hold" "lib/read_entry" "lib/time_left" "lib/deadline_in" "lib/claim_at"
+        "lib/grant_next" "convert";
     end_load: "lib/read" "lib/is_held_by" "lib/registered_at" "lib/end_lease" "lib/publish"
         "lib/process_channels" "lib/publish_to_all" "end_load";
     end_tag: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/fence_at" "end_tag";
     inspect: "lib/read" "lib/fail_foreign" "lib/now" "lib/lease_at" "lib/count_holds"
         "lib/failure_at" "inspect";
-    keep: "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits" "lib/batch"
-        "lib/lease_at" "lib/grant" "lib/publish" "lib/process_channels" "lib/publish_to_process"
-        "lib/count_holds" "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/read_entry"
-        "lib/deadline_in" "lib/claim_at" "lib/grant_next" "keep";
+    keep: "lib/read" "lib/fail_foreign" "lib/now" "lib/batch" "lib/lease_at" "lib/time_left"
+        "lib/deadline_in" "lib/deadline" "usual/keep" "lib/keep" "lib/digits" "lib/grant"
+        "lib/publish" "lib/process_channels" "lib/publish_to_process" "lib/count_holds"
+        "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/read_entry" "lib/claim_at"
+        "lib/grant_next" "keep";
     latch: "lib/read" "lib/fail_foreign" "lib/keep" "lib/publish" "latch";
     mark: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/is_held_by" "mark";
     release: "usual/release" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
         "lib/batch" "lib/is_held_by" "lib/grant" "lib/publish" "lib/process_channels"
         "lib/publish_to_process" "lib/held_until" "lib/count_holds" "lib/fits" "lib/write_hold"
-        "lib/hold" "lib/read_entry" "lib/deadline_in" "lib/claim_at" "lib/grant_next" "release";
+        "lib/hold" "lib/read_entry" "lib/time_left" "lib/deadline_in" "lib/claim_at"
+        "lib/grant_next" "release";
     renew: "usual/renew" "lib/read" "lib/keep" "lib/now" "lib/held_until" "lib/write_hold"
         "lib/extend_hold" "renew";
     rights: "rights";
