@@ -718,46 +718,24 @@ async fn rebuild(server: &RedisServer) {
     println!("lock + unlock: {} commands ({})", calls.len(), calls.join(", "));
 }
 
-/// Measures `lock` and `unlock`, compared with the two bare scripts and with simpler locks.
+/// Measures `lock` and `unlock`, compared with a simple lock.
 async fn locks(server: &RedisServer) {
     const TURNS: usize = 1_000;
     const CYCLES: u32 = 10;
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     let mutex = locks.mutex("cycle");
-    let [acquire, release] = ["acquire", "release"].map(|name| Script::new(&testkit::script(name)));
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );
     let name = name("bare", Family::Lock);
-    let [lease, shared, fence, queue, deadlines, channel] =
-        ["l", "s", "f", "q", "d", "c"].map(|suffix| name.suffixed(suffix));
+    let lease = name.suffixed("l");
     let mut connection = connection(server).await;
-    let mut figures = [const { Vec::new() }; 3];
+    let mut figures = [const { Vec::new() }; 2];
     for _ in 0..turns(TURNS) {
         figures[0].push(timed!(CYCLES, {
             mutex.lock().await.unwrap().unlock().await.unwrap();
         }));
         figures[1].push(timed!(CYCLES, {
-            let token = uuid::Uuid::new_v4().simple().to_string();
-            let _: redis::Value = acquire
-                .key(&[&lease, &shared, &fence, &queue, &deadlines])
-                .arg(format!("{token}:f:0:10000:"))
-                .arg(86_400_000)
-                .arg(0)
-                .invoke_async(&mut connection)
-                .await
-                .unwrap();
-            let ended: i64 = release
-                .key(&[&lease, &shared, &fence, &queue, &deadlines, &channel])
-                .arg(format!("{token}:f:0:10000:"))
-                .arg(86_400_000)
-                .arg(0)
-                .invoke_async(&mut connection)
-                .await
-                .unwrap();
-            assert_eq!(ended, 1);
-        }));
-        figures[2].push(timed!(CYCLES, {
             let token = uuid::Uuid::new_v4().simple().to_string();
             let _: () = redis::cmd("SET")
                 .arg(&lease)
@@ -773,10 +751,9 @@ async fn locks(server: &RedisServer) {
             assert_eq!(ended, 1);
         }));
     }
-    let [ours, scripts, plain] = &figures;
+    let [ours, plain] = &figures;
     let rows = rows(Chart::HotLock, "cargo bench --bench costs -- locks", Statistic::Mean);
     let ours = ("lock and unlock, alone", ours.as_slice());
-    rows.floor(ours, ("the same two scripts, bare", scripts)).unwrap();
     rows.floor(ours, ("SET NX PX and compare-and-delete", plain)).unwrap();
 }
 

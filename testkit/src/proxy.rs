@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::scripts::{first_lines, script};
+use crate::scripts::scripts;
 
 /// A fault of one command or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +127,7 @@ struct Shared {
     mode: Mutex<Mode>,
     rules: Mutex<Vec<Arc<Rule>>>,
     pushes: Mutex<Option<PushFault>>,
-    scripts: Mutex<HashMap<String, String>>,
-    first_lines: Vec<(String, String)>,
+    scripts: HashMap<String, &'static str>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
     to_server: Link,
@@ -232,8 +231,7 @@ impl Proxy {
             mode: Mutex::new(Mode::Pass),
             rules: Mutex::default(),
             pushes: Mutex::default(),
-            scripts: Mutex::default(),
-            first_lines: first_lines(),
+            scripts: scripts().iter().map(|(name, source)| (digest(source), *name)).collect(),
             seen: Mutex::default(),
             counters: Counters::default(),
             to_server: Link::default(),
@@ -241,9 +239,6 @@ impl Proxy {
             one_way: AtomicU64::new(0),
             cut: Notify::new(),
         });
-        for (name, _) in &shared.first_lines {
-            shared.learn(&script(name));
-        }
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket that does not block");
@@ -625,19 +620,12 @@ impl Shared {
         let command = text(0).to_lowercase();
         let mut request = Request { kind: command.clone(), words: words.clone(), keys: Vec::new() };
         match command.as_str() {
-            "script" => self.learn(&text(2)),
             "eval" | "evalsha" => {
-                let digest = match command.as_str() {
-                    "eval" => {
-                        self.learn(&text(1));
-                        digest(&text(1))
-                    }
-                    _ => text(1),
-                };
+                let digest = if command == "eval" { digest(&text(1)) } else { text(1) };
                 let keys: usize = text(2).parse().unwrap_or(0);
                 request.keys = (3..3 + keys).map(text).collect();
-                if let Some(script) = self.scripts.lock().unwrap().get(&digest) {
-                    request.kind.clone_from(script);
+                if let Some(script) = self.scripts.get(&digest) {
+                    (*script).clone_into(&mut request.kind);
                 }
                 if request.kind == "change" {
                     request.kind = text(3 + keys);
@@ -655,14 +643,6 @@ impl Shared {
             }
         }
         request
-    }
-
-    /// Remembers the digest of a script in an `EVAL`.
-    fn learn(&self, source: &str) {
-        let known = self.first_lines.iter().find(|(_, line)| source.contains(line.as_str()));
-        if let Some((name, _)) = known {
-            self.scripts.lock().unwrap().insert(digest(source), name.clone());
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use redis::{
     AsyncConnectionConfig, Client, FromRedisValue, RedisResult, aio::MultiplexedConnection,
 };
 
-use super::{LIMIT, comes_true, scripts::count_of_scripts};
+use super::{LIMIT, comes_true, scripts::scripts};
 
 /// The time limit of a connection, and of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ impl Raw {
 
     /// Returns whether the server knows all scripts of the crate.
     pub async fn knows_all_scripts(&mut self) -> bool {
-        self.number("memory", "number_of_cached_scripts:").await == count_of_scripts() as u64
+        self.number("memory", "number_of_cached_scripts:").await == scripts().len() as u64
     }
 
     /// Gives a user with the password `secret` the rights of a rule, and no others.

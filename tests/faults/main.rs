@@ -12,6 +12,7 @@
 //! | a network swallows, refuses, cuts | `network` |
 //! | the clock of a process is set | `holder` |
 //! | the clock of the server is set | `clock` |
+//! | it is set while processes wait for locks | `stepped_queues` |
 //! | thousands of keys | `burst` |
 //! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
@@ -32,6 +33,7 @@ mod pushes;
 mod replies;
 mod server;
 mod steady;
+mod stepped_queues;
 mod worker;
 
 use std::{

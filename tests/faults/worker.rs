@@ -102,9 +102,18 @@ impl FakeClock {
 
     /// Sets the clock a number of seconds ahead of the true time.
     pub fn set(&self, ahead: i64) {
+        self.write(&format!("{ahead:+}"));
+    }
+
+    /// Sets the clock behind the true time.
+    pub fn set_back(&self, by: Duration) {
+        self.write(&format!("-{:.3}", by.as_secs_f64()));
+    }
+
+    fn write(&self, offset: &str) {
         // The file is replaced in one step, because the process reads it all the time.
         let written = self.directory.path().join("new");
-        std::fs::write(&written, format!("{ahead:+}")).unwrap();
+        std::fs::write(&written, offset).unwrap();
         std::fs::rename(written, self.file()).unwrap();
     }
 

@@ -3,7 +3,7 @@
 use crate::prelude::*;
 
 const MANY: usize = 10_000;
-/// How many entries one script touches at most, as in `BATCH` in `scripts/lib/basics.lua`.
+/// How many entries one script touches at most, as in `scripts/lib/batch.lua`.
 const BATCH: usize = 100;
 
 /// A server, and the claims of one name in it.

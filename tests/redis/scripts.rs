@@ -160,6 +160,47 @@ async fn a_commit_is_eight_calls_in_its_script_if_a_process_waits() {
     assert_eq!(calls_of_commands(&mut raw).await, expected.map(owned_count));
 }
 
+/// The usual case of a lock and its unlock. Each call costs a busy server 1 to 2 us.
+#[tokio::test]
+async fn a_lock_and_its_unlock_are_few_calls_in_their_scripts() {
+    let server = RedisServer::start().await;
+    let backend = open(server.url());
+    let mut raw = server.raw().await;
+    let sole = vec![("del", 1), ("evalsha", 2), ("exists", 2), ("get", 1), ("set", 2), ("time", 1)];
+    let shared = vec![
+        ("evalsha", 2),
+        ("exists", 2),
+        ("pexpire", 1),
+        ("time", 2),
+        ("zadd", 1),
+        ("zrem", 1),
+        ("zscore", 1),
+    ];
+    for (mode, expected) in [
+        (Mode::Exclusive, &sole),
+        (Mode::Fair, &sole),
+        (Mode::Write, &sole),
+        (Mode::Read, &shared),
+        (Mode::Permit { limit: 3, count: 1 }, &shared),
+    ] {
+        let claim = |at| {
+            let name = name_in(Family::Lock, &format!("{mode:?} {at}"));
+            Claim::new(name, mode, LEASE, FENCE_LIFE)
+        };
+        // The second time, there is a last fence.
+        for claim in [claim(0), claim(1), claim(1)] {
+            raw.reset_stats().await;
+            granted(&backend, &claim).await;
+            assert!(backend.release(&claim).await.unwrap());
+            let expected: Vec<_> = expected.iter().copied().map(owned_count).collect();
+            let mut calls = calls_of_commands(&mut raw).await;
+            // The backend may open a connection meanwhile.
+            calls.retain(|(command, _)| !["hello", "role", "script|load"].contains(&&**command));
+            assert_eq!(calls, expected, "{mode:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn each_connection_has_the_name_that_was_given() {
     let server = RedisServer::start().await;
@@ -279,6 +320,29 @@ async fn fences_grow_though_the_clock_steps_back() {
     let grant = begun_over(&backend, &first, ahead).await;
     assert_eq!(grant.fence(), ahead + 1);
     assert_eq!(backend.edit(&by_entry, &Edit::Invalidate, FENCE_LIFE).await.unwrap(), ahead + 2);
+    // A direct grant of a lock, a pass within the process, a handover, and an unlocked lock.
+    for mode in [Mode::Exclusive, Mode::Fair, Mode::Write] {
+        let name = name_in(Family::Lock, &format!("{mode:?}"));
+        let claim = || Claim::new(name.clone(), mode, LEASE, FENCE_LIFE);
+        let [first, second, third, fourth] = [claim(), claim(), claim(), claim()];
+        let digits = ahead.to_string();
+        raw.run::<()>(&["SET", &name.suffixed("f"), &digits, "PX", "60000"]).await;
+        assert_eq!(granted(&backend, &first).await.fence(), ahead + 1, "{mode:?}");
+        assert_eq!(granted(&backend, &first).await.fence(), ahead + 1, "sent twice, {mode:?}");
+        for _ in 0..2 {
+            let passed = backend.pass(&first, &second).await.unwrap().unwrap();
+            assert_eq!(passed.fence(), ahead + 2, "{mode:?}");
+        }
+        held(&backend, &third).await;
+        let mut changes = testkit::changes_for(&backend, &third).await.unwrap();
+        assert!(backend.release(&second).await.unwrap());
+        let Change::Granted(handover) = next(&mut changes).await else { panic!("{mode:?}") };
+        assert_eq!(handover.fence, ahead + 3, "{mode:?}");
+        assert!(backend.release(&third).await.unwrap());
+        assert_eq!(granted(&backend, &fourth).await.fence(), ahead + 4, "{mode:?}");
+        // The key lives as long as the fence must.
+        assert!(raw.pttl(&name.suffixed("f")).await > 500_000, "{mode:?}");
+    }
 }
 
 // Foreign keys

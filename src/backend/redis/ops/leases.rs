@@ -92,8 +92,8 @@ impl Leases for RedisBackend {
         if claim.name.family == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
-        let call =
-            lock_call(&SCRIPTS.release, claim, &[self.channel()]).arg(u8::from(claim.wakes_all()));
+        let call = lock_call(&SCRIPTS.release, claim, &[self.channel()]);
+        let call = call.arg(u8::from(claim.wakes_all()));
         // If this process waits for the name, others are likely to wait as well. They hear first.
         // For a fair mutex each release would be two commands.
         let is_contended = claim.mode == Mode::Exclusive
@@ -306,7 +306,19 @@ impl RedisBackend {
 
 /// Returns a call about a claim, with the keys of its semaphore. Further keys follow those.
 fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
-    semaphore_call(script, claim, further).arg(queue_entry(claim)).arg(millis(claim.fence_life))
+    let call = semaphore_call(script, claim, further).owner(claim.owner);
+    let call = match claim.mode.need() {
+        Need::Units { count, limit } => call.arg(count).arg(limit),
+        Need::Sole => call.arg(sole_need(claim)).arg(0),
+    };
+    call.arg(millis(claim.lease))
+        .arg(claim.label.as_deref().unwrap_or_default())
+        .arg(millis(claim.fence_life))
+}
+
+/// Returns how a claim for a sole hold waits: `lib/read_entry.lua` in `scripts/` has the words.
+fn sole_need(claim: &Claim) -> &'static str {
+    if claim.mode == Mode::Exclusive { "x" } else { "f" }
 }
 
 fn semaphore_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
@@ -315,15 +327,15 @@ fn semaphore_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Ca
     Call::new(script, &claim.name, &[&own, further].concat())
 }
 
-/// Returns a claim as `read_entry` in `scripts/lib/queues.lua` reads it.
+/// Returns a claim as `scripts/lib/read_entry.lua` reads it.
 fn queue_entry(claim: &Claim) -> String {
-    let (need, limit) = match claim.mode.need() {
-        Need::Units { count, limit } => (count.to_string(), limit),
-        Need::Sole if claim.mode == Mode::Exclusive => ("x".to_owned(), 0),
-        Need::Sole => ("f".to_owned(), 0),
-    };
+    let owner = claim.owner;
+    let lease = millis(claim.lease);
     let label = claim.label.as_deref().unwrap_or_default();
-    format!("{}:{need}:{limit}:{}:{label}", claim.owner, millis(claim.lease))
+    match claim.mode.need() {
+        Need::Units { count, limit } => format!("{owner}:{count}:{limit}:{lease}:{label}"),
+        Need::Sole => format!("{owner}:{}:0:{lease}:{label}", sole_need(claim)),
+    }
 }
 
 /// The number of permits that cost a server as much as one lease. It renews each permit by itself.

@@ -11,7 +11,8 @@ local lease, fence, entry, channel, failure, entry_before, entry_after, staged =
 local what, fence_ms, tiers = unpack(ARGV)
 
 local found, stored = entry_at(entry)
-local text = fence_text(next_fence(fence_at(fence), stored))
+local at_us, last = now(), fence_at(fence)
+local text = digits(math.max(at_us, last + 1, stored + 1))
 local windows_now = found and string.sub(found, 53, 82)
 if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 
@@ -19,10 +20,10 @@ if what ~= 'supersede' then tell_tiers(tiers, lease, text) end
 local bytes = nil
 if what == 'put' then
   local kind, rest, _, ttl_ms = unpack(ARGV, 4)
-  if staged and not move_entry(staged, entry, ttl_ms, 4, text .. time_text()) then
+  if staged and not move_entry(staged, entry, ttl_ms, 4, text .. digits(at_us)) then
     return redis.error_reply('UNSTAGED the entry to write is not there')
   elseif not staged then
-    bytes = kind .. text .. time_text() .. rest
+    bytes = kind .. text .. digits(at_us) .. rest
     redis.call('SET', entry, bytes, 'PX', ttl_ms)
   end
 elseif what == 'touch' then
@@ -30,7 +31,7 @@ elseif what == 'touch' then
   -- The windows that an expiry has ended do not begin anew.
   local has_expired = '^' .. ('0'):rep(20) .. '.*[^0]'
   if not found or string.find(windows_now, has_expired) then return 0 end
-  redis.call('SETRANGE', entry, 4, text .. time_text())
+  redis.call('SETRANGE', entry, 4, text .. digits(at_us))
   redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
 elseif what == 'expire' then
@@ -38,7 +39,7 @@ elseif what == 'expire' then
   local left = math.min(kept, redis.call('PTTL', entry))
   -- A full server refuses the first write, and then the entry goes.
   if left > 0 and type(redis.pcall('SETRANGE', entry, 4, text)) == 'number' then
-    local age = math.max(now() - tonumber(string.sub(found, 21, 36)), 0)
+    local age = math.max(at_us - tonumber(string.sub(found, 21, 36)), 0)
     local ended = ('0'):rep(20) .. string.format('%010x', age / 1000 + left)
     redis.call('SETRANGE', entry, 52, ended)
     redis.call('PEXPIRE', entry, left)

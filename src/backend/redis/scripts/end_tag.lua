@@ -11,12 +11,12 @@ local last = fence_at(number)
 if not tag and last > 0 then return last end
 keep(number, life_ms)
 local next_number = math.max(now(), last + 1)
-local text = fence_text(next_number)
+local text = digits(next_number)
 redis.call('SET', number, text, 'PX', life_ms)
 if not tag then return next_number end
-local digits = '(' .. ('%d'):rep(16) .. ')'
-local ended, expired = string.match(read('GET', tag) or '', '^' .. digits .. digits .. '$')
-ended, expired = ended or fence_text(0), expired or fence_text(0)
+local sixteen = '(' .. ('%d'):rep(16) .. ')'
+local ended, expired = string.match(read('GET', tag) or '', '^' .. sixteen .. sixteen .. '$')
+ended, expired = ended or digits(0), expired or digits(0)
 if expires == '1' then expired = text else ended = text end
 -- The tiers hear of it before any caller does.
 if tiers ~= '' then redis.pcall('PUBLISH', tiers, message .. text) end

@@ -11,7 +11,7 @@ local waiters = ARGV[1] == '1' and select(2, string.gsub(value or '', ',', ''))
 local holders, label = 1, owner and string.match(value, '^%x+:%d+:(.*)$') or ''
 if not owner then
   local at_ms = math.floor(at / 1000)
-  owner, fence, holders = '', 0, holds_at(shared, at_ms)
+  owner, fence, holders = '', 0, count_holds(shared, at_ms)
   left = math.max((redis.call('ZRANGE', shared, -1, -1, 'WITHSCORES')[2] or 0) - at_ms, 0)
 end
 local wait_ms, failures, message = failure_at(failure)

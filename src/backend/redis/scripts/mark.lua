@@ -15,4 +15,4 @@ if is_set then
   if step == 'done' then keep(mark, life_ms) end
   redis.call('SET', mark, step == 'done' and tick or tick .. ':' .. owner, 'PX', life_ms)
 end
-return {is_set and 1 or 0, last and before or '', time_text()}
+return {is_set and 1 or 0, last and before or '', digits(now())}

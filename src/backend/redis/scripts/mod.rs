@@ -1,63 +1,38 @@
 //! The scripts, and calls of them.
 //!
-//! Each operation is one file, with the functions of `lib/` that it names. A server learns a script
-//! once, and each call names it by its digest.
+//! Each operation is one script. A server learns a script once, and each call names it by its
+//! digest.
 
-mod assemble;
+mod sources;
 
 use std::{io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, Pipeline, RedisWrite, ToRedisArgs};
 
+use self::sources::Scripts;
 use crate::{backend::Owner, key::Name};
 
-/// Names each script and each file of `lib/` once.
-macro_rules! scripts {
-    (lib: $($topic:ident)+; scripts: $($name:ident)+) => {
-        const LIB: &[&str] = &[$(include_str!(concat!("lib/", stringify!($topic), ".lua"))),+];
-
-        pub(super) struct Scripts {
-            $(pub(super) $name: Script,)+
-        }
-
-        pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-            $($name: Script::new(include_str!(concat!(stringify!($name), ".lua"))),)+
-        });
-
-        impl Scripts {
-            fn all(&self) -> impl Iterator<Item = &Script> {
-                [$(&self.$name),+].into_iter()
-            }
-        }
-    };
-}
-
-scripts! {
-    lib: basics entries fences holds leases pushes queues;
-    scripts:
-        acquire beat change claim clear commit convert end_load end_tag inspect
-        keep latch mark release renew rights set_fence
-}
+pub(super) static SCRIPTS: LazyLock<Scripts<Script>> =
+    LazyLock::new(|| Scripts::from_sources(Script::new));
 
 /// The source of a script, and the digest under which a server knows it.
 pub(super) struct Script {
-    source: String,
+    source: &'static str,
     digest: String,
 }
 
 impl Script {
-    fn new(file: &str) -> Self {
-        let source = assemble::assemble(file, LIB);
-        let digest = redis::Script::new(&source).get_hash().to_owned();
+    fn new(source: &'static str) -> Self {
+        let digest = redis::Script::new(source).get_hash().to_owned();
         Self { source, digest }
     }
 }
 
-impl Scripts {
+impl Scripts<Script> {
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
-        for script in self.all() {
-            pipeline.cmd("SCRIPT").arg("LOAD").arg(&script.source).ignore();
+        for (_, script) in self.all() {
+            pipeline.cmd("SCRIPT").arg("LOAD").arg(script.source).ignore();
         }
         pipeline
     }
@@ -145,7 +120,7 @@ impl<'a> Call<'a> {
     /// Returns an `EVAL` command with the source, for a server that does not know the script.
     pub(super) fn with_source(&self) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(&self.script.source);
+        command.arg(self.script.source);
         for word in self.by_digest.args_iter().skip(2) {
             if let Arg::Simple(word) = word {
                 command.arg(word);
@@ -157,24 +132,48 @@ impl<'a> Call<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        assemble::{blocks, names},
-        *,
-    };
+    use super::*;
+
+    fn functions(source: &str) -> impl Iterator<Item = &str> {
+        let lines = source.lines();
+        lines.filter_map(|line| line.strip_prefix("local function ")?.split('(').next())
+    }
+
+    /// Returns how often a function is called or defined.
+    fn uses(source: &str, function: &str) -> usize {
+        let word = format!("{function}(");
+        let is_own = |line: &str, at: usize| {
+            let before = line[..at].chars().next_back().unwrap_or(' ');
+            !before.is_ascii_alphanumeric() && before != '_' && before != '.'
+        };
+        let mut count = 0;
+        for line in source.lines().filter(|line| !line.trim_start().starts_with("--")) {
+            count += line.match_indices(&word).filter(|(at, _)| is_own(line, *at)).count();
+        }
+        count
+    }
 
     #[test]
-    fn each_part_is_used() {
-        let sources: String = SCRIPTS.all().map(|script| &*script.source).collect();
-        for part in LIB.iter().flat_map(|file| blocks(file)) {
-            assert!(sources.contains(part) == names(part).next().is_some(), "{part}");
+    fn each_script_carries_what_it_uses() {
+        let all = Scripts::from_sources(|source| source);
+        let of_all: Vec<_> = all.all().flat_map(|(_, source)| functions(source)).collect();
+        for (name, source) in all.all() {
+            for function in &of_all {
+                let is_defined = source.contains(&format!("local function {function}("));
+                let uses = uses(source, function);
+                let is_as_needed = if is_defined { uses > 1 } else { uses == 0 };
+                assert!(is_as_needed, "{name}: {function} stands there {uses} times");
+            }
         }
     }
 
     #[test]
-    fn the_usual_case_comes_before_the_parts_that_it_does_not_need() {
-        let acquire = &SCRIPTS.acquire.source;
-        let [usual, part] = ["The usual case", "function lease_at"].map(|it| acquire.find(it));
-        assert!(usual.is_some() && usual < part);
-        assert_eq!(acquire.matches("function time_text").count(), 1);
+    fn the_usual_case_creates_no_function() {
+        let all = Scripts::from_sources(|source| source);
+        for script in [all.acquire, all.claim, all.commit, all.convert, all.release, all.renew] {
+            let before = script.split("local function").next().unwrap_or_default();
+            let usual = before.split("-- The usual case").nth(1).unwrap_or_default();
+            assert!(usual.contains("return "), "{before}");
+        }
     }
 }

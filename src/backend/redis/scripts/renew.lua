@@ -1,17 +1,16 @@
--- Makes leases and holds last their full times from now, and the fences of leases too. Returns
--- for each 1 if renewed, or 0 if the owner does not have it.
--- KEYS: for each the lease and the fence; the lease or the set of holds twice for no fence
--- ARGV: for each its owner, its milliseconds, those of the fence, and its members; 0 for a lease
-local renewed, at = {}, nil
+local at = math.floor(now() / 1000)
 for one = 1, #KEYS / 2 do
-  local key, fence = KEYS[2 * one - 1], KEYS[2 * one]
-  local owner, life_ms, fence_ms, size = unpack(ARGV, 4 * one - 3, 4 * one)
-  if size ~= '0' then
-    at = at or now_ms()
-    renewed[one] = extend_hold(key, owner, tonumber(size), at, life_ms) and 1 or 0
+  local key = KEYS[2 * one - 1]
+  local owner, life_ms, _, members = unpack(ARGV, 4 * one - 3, 4 * one)
+  local is_held = false
+  if renewed[one] then
+    is_held = renewed[one] == 1
+  elseif members == '0' then
+    -- Fails the script, unless the key holds another type of data.
+    read('GET', key)
   else
-    renewed[one] = is_held_by(key, owner) and 1 or 0
-    if renewed[one] == 1 then renew_lease(key, fence, life_ms, fence_ms) end
+    is_held = extend_hold(key, owner, tonumber(members), at, life_ms)
   end
+  renewed[one] = is_held and 1 or 0
 end
 return renewed

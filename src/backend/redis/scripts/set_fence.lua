@@ -6,6 +6,7 @@ local owner, lease_ms, fence_ms, given = unpack(ARGV)
 
 if not is_held_by(lease, owner) then return 0 end
 keep(fence, fence_ms)
-set_lease(lease, owner, given, lease_ms)
-redis.call('SET', fence, fence_text(math.max(fence_at(fence), tonumber(given))), 'PX', fence_ms)
+redis.call('SET', lease, owner .. ':' .. given, 'PX', lease_ms)
+local last = fence_at(fence)
+redis.call('SET', fence, digits(math.max(last, tonumber(given))), 'PX', fence_ms)
 return 1

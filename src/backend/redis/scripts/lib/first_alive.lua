@@ -1,0 +1,17 @@
+-- Returns the first entry in a queue whose process is alive, and in how many milliseconds that is
+-- taken for dead; or nil. Removes the entries before it. Returns AGAIN after a batch of dead ones.
+local function first_alive(queue, deadlines, at)
+  local dead = {}
+  for index = 1, BATCH do
+    local claim = claim_at(queue, index)
+    local left = claim and deadline_in(deadlines, claim, at)
+    if not claim or left > 0 then
+      if dead[1] then redis.call('ZREM', queue, unpack(dead)) end
+      return claim, left
+    end
+    dead[index] = claim
+  end
+  redis.call('ZREM', queue, unpack(dead))
+  return AGAIN
+end
+

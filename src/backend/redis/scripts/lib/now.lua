@@ -1,0 +1,6 @@
+-- Returns the server's time in microseconds.
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
+

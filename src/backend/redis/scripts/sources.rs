@@ -1,0 +1,71 @@
+//! The texts of the scripts. Each is its parts, one behind the other.
+//!
+//! A part of `lib/` is one function, or two that belong together, with its constants. A script has
+//! those that it uses, in the order in which they use each other. Its usual case in `usual/` comes
+//! before them: Lua creates a function whenever its line runs, and the usual case returns before.
+
+macro_rules! sources {
+    ($($name:ident: $($part:literal)+;)+) => {
+        /// Something of each script.
+        pub(crate) struct Scripts<T> {
+            $(pub(crate) $name: T,)+
+        }
+
+        impl<T> Scripts<T> {
+            /// Makes it of the texts.
+            pub(crate) fn from_sources(make: impl Fn(&'static str) -> T) -> Self {
+                Self { $($name: make(concat!($(include_str!(concat!($part, ".lua"))),+)),)+ }
+            }
+
+            /// Returns all, each with the name of its script.
+            pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &T)> {
+                [$((stringify!($name), &self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+sources! {
+    acquire: "usual/acquire" "lib/read" "lib/fail_foreign" "lib/is_full" "lib/keep" "lib/now"
+        "lib/digits" "lib/batch" "lib/lease_at" "lib/renew_lease" "lib/grant" "lib/held_until"
+        "lib/count_holds" "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/extend_hold"
+        "lib/time_left" "lib/deadline_in" "lib/deadline" "lib/claim_at" "lib/first_alive" "acquire";
+    beat: "beat";
+    change: "lib/read" "lib/now" "lib/digits" "lib/fence_at" "lib/registered_at" "lib/end_lease"
+        "lib/publish" "lib/process_channels" "lib/publish_to_all" "lib/tell_tiers" "lib/entry_at"
+        "lib/publish_entry" "lib/move_entry" "change";
+    claim: "usual/claim" "lib/read" "lib/fail_foreign" "lib/is_full" "lib/now" "lib/digits"
+        "lib/lease_at" "lib/renew_lease" "lib/grant" "lib/entry_at" "lib/failure_at" "claim";
+    clear: "lib/batch" "lib/registered_at" "lib/publish" "lib/process_channels"
+        "lib/publish_to_process" "lib/publish_to_all" "clear";
+    commit: "usual/commit" "lib/publish" "lib/process_channels" "lib/publish_to_all"
+        "usual/commit_registered" "lib/read" "lib/fence_at" "lib/is_held_by" "lib/registered_at"
+        "lib/end_lease" "lib/tell_tiers" "lib/entry_at" "lib/publish_entry" "lib/move_entry"
+        "commit";
+    convert: "usual/convert" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
+        "lib/batch" "lib/lease_at" "lib/grant" "lib/publish" "lib/process_channels"
+        "lib/publish_to_process" "lib/held_until" "lib/count_holds" "lib/fits" "lib/write_hold"
+        "lib/hold" "lib/read_entry" "lib/time_left" "lib/deadline_in" "lib/claim_at"
+        "lib/grant_next" "convert";
+    end_load: "lib/read" "lib/is_held_by" "lib/registered_at" "lib/end_lease" "lib/publish"
+        "lib/process_channels" "lib/publish_to_all" "end_load";
+    end_tag: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/fence_at" "end_tag";
+    inspect: "lib/read" "lib/fail_foreign" "lib/now" "lib/lease_at" "lib/count_holds"
+        "lib/failure_at" "inspect";
+    keep: "lib/read" "lib/fail_foreign" "lib/now" "lib/batch" "lib/lease_at" "lib/time_left"
+        "lib/deadline_in" "lib/deadline" "usual/keep" "lib/keep" "lib/digits" "lib/grant"
+        "lib/publish" "lib/process_channels" "lib/publish_to_process" "lib/count_holds"
+        "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/read_entry" "lib/claim_at"
+        "lib/grant_next" "keep";
+    latch: "lib/read" "lib/fail_foreign" "lib/keep" "lib/publish" "latch";
+    mark: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/is_held_by" "mark";
+    release: "usual/release" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
+        "lib/batch" "lib/is_held_by" "lib/grant" "lib/publish" "lib/process_channels"
+        "lib/publish_to_process" "lib/held_until" "lib/count_holds" "lib/fits" "lib/write_hold"
+        "lib/hold" "lib/read_entry" "lib/time_left" "lib/deadline_in" "lib/claim_at"
+        "lib/grant_next" "release";
+    renew: "usual/renew" "lib/read" "lib/keep" "lib/now" "lib/held_until" "lib/write_hold"
+        "lib/extend_hold" "renew";
+    rights: "rights";
+    set_fence: "lib/read" "lib/keep" "lib/digits" "lib/fence_at" "lib/is_held_by" "set_fence";
+}

@@ -1,0 +1,32 @@
+-- Grants a claim that fits beside the holders if no living claim is before it in the queue, or
+-- renews what its owner has. A claim that is not granted takes an entry in the queue.
+-- Returns the fence if granted, which is 0 for shared units; {'again'} if the script is to be
+-- called again; or {'held', the fence of the sole holder or 0, ms, holders}. The milliseconds last
+-- until the first holder ends, or until the process of the first claim is taken for dead.
+-- owner, need, limit, lease_ms, label: of the claim, see `lib/read_entry.lua`
+-- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+local lease, shared, fence, queue, deadlines = unpack(KEYS)
+local owner, need, limit, lease_ms, label, fence_ms, entry_ms = unpack(ARGV)
+local units = tonumber(need)
+
+-- The usual case: there is no holder and no queue, and the last fence is of an earlier time.
+if redis.call('EXISTS', lease, shared, queue) == 0 then
+  local time = redis.call('TIME')
+  if not units then
+    local text = time[1] .. string.sub('00000' .. time[2], -6)
+    local last = redis.pcall('SET', fence, text, 'PX', fence_ms, 'GET')
+    if not last or type(last) == 'string' and #last == 16 and last < text then
+      local value = owner .. ':' .. text
+      if label ~= '' then value = value .. ':' .. label end
+      redis.call('SET', lease, value, 'PX', lease_ms)
+      return tonumber(text)
+    end
+    if type(last) == 'string' then redis.call('SET', fence, last, 'PX', fence_ms) end
+  elseif units == 1 and limit ~= '0' then
+    local at = time[1] * 1000 + math.floor(time[2] / 1000)
+    redis.call('ZADD', shared, at + lease_ms, owner)
+    redis.call('PEXPIRE', shared, lease_ms)
+    return 0
+  end
+end
+

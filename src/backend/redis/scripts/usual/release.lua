@@ -1,0 +1,25 @@
+-- Ends what an owner holds, and its queue entry, and grants what is free then.
+-- Returns 1 if it was held or 0 if not, plus REFUSED, plus AGAIN if the script is to be called
+-- again.
+-- owner, need, limit, lease_ms, label: of the claim, see `lib/read_entry.lua`
+-- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
+local lease, shared, _, queue, deadlines, channel = unpack(KEYS)
+local owner, need, limit, lease_ms, label, fence_ms, wakes_all = unpack(ARGV)
+local units = tonumber(need)
+
+-- The usual case: the owner has what it releases, and no claim waits.
+if units == 1 then
+  local ends = tonumber(redis.call('ZSCORE', shared, owner) or 0)
+  local time = redis.call('TIME')
+  if ends > time[1] * 1000 + math.floor(time[2] / 1000)
+    and redis.call('EXISTS', queue, deadlines) == 0 then
+    return redis.call('ZREM', shared, owner)
+  end
+elseif not units and wakes_all == '0' then
+  local value = redis.pcall('GET', lease)
+  if type(value) == 'string' and string.find(value, owner, 1, true) == 1
+    and redis.call('EXISTS', queue, deadlines) == 0 then
+    return redis.call('DEL', lease)
+  end
+end
+
