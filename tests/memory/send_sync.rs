@@ -25,7 +25,7 @@ use bellwether::{
     layer::{Bellwether, CachedResponse, Http, ResponseBody, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
-        Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
+        Candidate, JobMark, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
         ReentrantMutex, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks, Turn,
         WriteGuard,
     },
@@ -73,7 +73,7 @@ all_traits! {
     Semaphore, Permits, PermitId, Latch, Cache<String>, Lead<String>, Loaded<String>, Source, Stats,
     EntryState, Explanation, Json, Postcard, Raw, BellwetherLayer<Http>,
     BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
-    ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
+    ListedLock, JobMark, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
     Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied,
     Owner, Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
