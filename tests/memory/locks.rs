@@ -482,3 +482,29 @@ async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let said = "\"b\" (mutex) was not acquired within its wait limit of 200ms";
     assert!(error.to_string().contains(said), "{error}");
 }
+
+/// Three tasks of the holder's own process were listed as "0 waiting", as if nobody waited.
+#[tokio::test(start_paused = true)]
+async fn a_list_says_which_waiters_it_does_not_know() {
+    let backend = MemoryBackend::new();
+    let here = Locks::new(backend.clone(), "bellwether");
+    let there = Locks::new(backend, "bellwether");
+    let _held = here.mutex("m").lock().await.unwrap();
+    let _permit = here.semaphore("s", 1).acquire().await.unwrap();
+    let waits = |locks: &Locks| {
+        let (mutex, semaphore) = (locks.mutex("m"), locks.semaphore("s", 1));
+        [
+            spawn(async move { mutex.lock().await.map(drop) }),
+            spawn(async move { semaphore.acquire().await.map(drop) }),
+        ]
+    };
+    let _waiters: Vec<_> = [&here, &here, &here, &there].into_iter().map(waits).collect();
+    sleep(SECOND).await;
+    let listed: Vec<_> = there.list().await.unwrap().iter().map(ToString::to_string).collect();
+    let of = |name: &str| listed.iter().find(|line| line.starts_with(name)).unwrap();
+    // Each process has one place in the queue of a mutex, and each caller one for permits.
+    let unknown = "callers in the holder's process: not known";
+    assert!(of("s (").ends_with(", 4 waiting at the server"), "{listed:#?}");
+    assert!(of("m (").contains(" waiting at the server; "), "{listed:#?}");
+    assert!(of("m (").ends_with(unknown), "{listed:#?}");
+}
