@@ -344,7 +344,9 @@ impl Look {
 enum Begun {
     Turn(Turn),
     /// No tick is to begin here, at this time of the server.
-    NotDue { now: u64 },
+    NotDue {
+        now: u64,
+    },
 }
 
 impl<When> Lock<Scheduled<When>> {

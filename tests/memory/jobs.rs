@@ -321,7 +321,9 @@ async fn a_mark_in_the_future_is_shown_and_removed() {
     assert_eq!(job.mark().await.unwrap(), None);
     let turn = operator.once("job", now + 28 * DAY).begin().await.unwrap().unwrap();
     assert_eq!(turn.previous(), None);
-    assert!(!operator.once("job", now).mark().await.unwrap().unwrap().to_string().contains("ahead"));
+    assert!(
+        !operator.once("job", now).mark().await.unwrap().unwrap().to_string().contains("ahead")
+    );
 }
 
 /// The clock of the server was ahead and came back, or another job has set the mark of this name.
