@@ -6,7 +6,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::Holding,
+    backend::{Holding, SemaphoreKind},
     cache::{EntryState, Explanation},
     lock::ListedLock,
 };
@@ -85,7 +85,12 @@ pub(crate) fn locks(namespace: &str, locks: &[ListedLock]) -> String {
         ]
     };
     let rows = std::iter::once(head.map(str::to_owned)).chain(locks.iter().map(row));
-    table(&rows.collect::<Vec<_>>())
+    let mut shown = table(&rows.collect::<Vec<_>>());
+    if locks.iter().any(|lock| lock.kind == SemaphoreKind::Mutex && lock.held.holders > 0) {
+        shown += "WAITING of a mutex: processes, and each caller of a fair one; callers in the \
+                  holder's process: not known\n";
+    }
+    shown
 }
 
 pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -> String {
@@ -109,7 +114,11 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
         }
     }
     let load = &explained.load;
-    add("load now", if load.holders > 0 { load.to_string() } else { "none".to_owned() });
+    let now = match load.holders {
+        0 => "none".to_owned(),
+        _ => format!("{load}; callers in its own process: not known"),
+    };
+    add("load now", now);
     if let Some((back_off, failure)) = &load.failed {
         let next = match back_off.wait {
             wait if wait.is_zero() => "the next caller loads".to_owned(),

@@ -24,8 +24,11 @@ pub struct Holding {
     pub held_for: Option<Duration>,
     /// How long it is held unless a lease is renewed: by the last holder, if there are several.
     pub expires_in: Duration,
-    /// The claims in the queue, or the processes that wait for the load. Those that died in the
-    /// last seconds count.
+    /// How many wait at the server. Those that died in the last seconds count.
+    ///
+    /// Of a mutex that is not fair, and of a load, each process counts once, however many of its
+    /// callers wait. The callers in the process of the holder wait there: the server does not know
+    /// them. Each other waiter counts.
     pub waiting: u32,
     /// The failed loads of an entry in a row, and the last of them. The wait is zero when it has
     /// ended and the failures are still [remembered](BackOff::remembered).
@@ -67,6 +70,6 @@ impl fmt::Display for Holding {
         if self.holders > 0 {
             write!(f, ", {:.1?} left", self.expires_in)?;
         }
-        write!(f, ", {} waiting", self.waiting)
+        write!(f, ", {} waiting at the server", self.waiting)
     }
 }

@@ -32,6 +32,8 @@ pub enum TickStep {
     BeginAgain,
     /// Its turn is done.
     Done,
+    /// The mark is removed, whatever stands there and whoever has the mutex.
+    Forget,
 }
 
 impl Tick {
@@ -41,7 +43,7 @@ impl Tick {
         let is_allowed = match self.step {
             TickStep::Begin => mark.begun_by == Some(owner),
             TickStep::BeginAgain => mark.begun_by.is_some(),
-            TickStep::Done => true,
+            TickStep::Done | TickStep::Forget => true,
         };
         mark.tick == self.at && is_allowed
     }
@@ -52,7 +54,7 @@ impl Tick {
 pub struct Marked {
     /// The mark before.
     pub before: Option<Mark>,
-    /// Whether the mark is that of the question now.
+    /// Whether the mark is that of the question now, or there was a mark to be removed.
     pub is_set: bool,
     /// The time of the backend: microseconds since 1970.
     pub now: u64,

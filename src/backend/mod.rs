@@ -145,7 +145,8 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
-    /// tick [is possible](Tick::is_possible). Returns the mark before, in any case.
+    /// tick [is possible](Tick::is_possible). Removes it, whoever has the mutex, if that is the
+    /// [step](TickStep::Forget). Returns the mark before, in any case.
     ///
     /// Fronts without it, such as the locks, work over any backend. The default refuses.
     async fn mark(&self, _claim: &Claim, _tick: Tick) -> Result<Marked, BackendError> {

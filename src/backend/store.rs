@@ -122,8 +122,8 @@ pub trait Store: Leases {
     /// stands. A step by 0 under a fresh id only reads it.
     ///
     /// A step under an `id` is counted once. If it is sent again, it is told the count that it
-    /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
-    /// before.
+    /// left, also after the latch is done. A step that finds the latch done counts nothing, and is
+    /// told zero. Listeners are told of zero, and not of the steps before.
     async fn count_down(
         &self,
         name: &Name,

@@ -132,7 +132,7 @@ impl<Kind: Renews> Lock<Kind> {
 }
 
 impl<Kind: Looks> Lock<Kind> {
-    /// Returns who holds it, and how many wait. Returns `None` if there is no holder.
+    /// Returns who holds it, and how many wait at the server. Returns `None` if there is no holder.
     ///
     /// # Errors and cancel safety
     ///

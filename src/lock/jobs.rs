@@ -1,24 +1,32 @@
 //! Jobs: work that one process of the fleet does once for each tick.
 
 use std::{
+    fmt,
     ops::Deref,
     time::{Duration, SystemTime},
 };
 
 use tokio::time::{Instant, sleep};
+use tracing::warn;
 
 use super::{
     Locks, MutexGuard,
     front::{Lock, Renews, ensure, through_outages},
 };
 use crate::{
-    backend::{Mark, Mode, Tick, TickStep},
+    backend::{Mark, Mode, Owner, Tick, TickStep},
     error::{Error, ErrorKind},
     key::Key,
     lease::run_until,
+    observe::Rarely,
+    time::{instant, micros, utc},
 };
 
 const KEPT: Duration = Duration::from_secs(30 * 86_400);
+/// How far a tick may be ahead of the server, unless a job sets another time.
+const MOST_AHEAD: Duration = Duration::from_secs(86_400);
+/// How often [`Ticks`] look at a mark that is ahead of the server, and tell the log of it.
+const LOOK_AT_FUTURE: Duration = Duration::from_secs(60);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Backends compare ticks of at most 16 digits, which suffice until 2286.
 const END_OF_TICKS: u64 = 10_u64.pow(16);
@@ -37,9 +45,11 @@ impl Locks {
     ///
     /// The tick is the instant in the schedule, and not the time at which a process asks, so clocks
     /// may differ. The server remembers the last tick begun for 30 days, and gives no turn for one
-    /// that is not greater. If it loses that, a tick may run once more.
+    /// that is not greater. If it loses that, a tick may run once more. A tick that lies [too far
+    /// ahead](Job::max_ahead) of the server's time is refused.
     pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
-        self.scheduled(name.into(), OneTick { tick: tick.into(), kept: KEPT })
+        let when = OneTick { tick: tick.into(), kept: KEPT, ahead: MOST_AHEAD };
+        self.scheduled(name.into(), when)
     }
 
     /// Returns a job for an id that has no place in an order, such as the id of an event.
@@ -50,7 +60,7 @@ impl Locks {
     pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
         // The first colon ends the name.
         let name = name.into().as_str().replace('%', "%25").replace(':', "%3A");
-        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept: keep };
+        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept: keep, ahead: MOST_AHEAD };
         self.scheduled(format!("{name}:{}", id.into()).into(), when)
     }
 
@@ -82,6 +92,79 @@ impl<When> Lock<Scheduled<When>> {
         self.kind.runs_again = true;
         self
     }
+
+    /// Returns the mark of the job: the last tick whose turn was begun. Returns `None` if the
+    /// server remembers none.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn free(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+    /// use std::time::SystemTime;
+    ///
+    /// // Every tick of the name will do.
+    /// let job = locks.once("report", SystemTime::UNIX_EPOCH);
+    /// if let Some(mark) = job.mark().await? {
+    ///     println!("the last tick: {mark}");
+    ///     if mark.tick > mark.server_time {
+    ///         job.clear_mark().await?;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn mark(&self) -> Result<Option<JobMark>, Error> {
+        let look = self.look().await?;
+        let mark = look.mark.map(|Mark { tick, begun_by }| JobMark {
+            tick: instant(tick),
+            is_done: begun_by.is_none(),
+            server_time: instant(look.now),
+        });
+        Ok(mark)
+    }
+
+    /// Removes the mark of the job, or the foreign data in its place. Returns `true` if there was
+    /// something to remove.
+    ///
+    /// This is for a mark that lies in the future, which keeps all earlier ticks from running. Any
+    /// tick may begin then, also one that has run. A turn that is under way sets its mark again
+    /// when it is [done](Turn::done).
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety).
+    pub async fn clear_mark(&self) -> Result<bool, Error> {
+        let claim = self.claim(Mode::Exclusive)?;
+        let forget = Tick { at: 0, step: TickStep::Forget, kept: KEPT };
+        Ok(self.space.engine.janitor.mark(&claim, forget).await?.is_set)
+    }
+}
+
+/// The last tick of a job whose turn was begun, as the server remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JobMark {
+    /// The tick. It says nothing for an [id](Locks::once_id).
+    pub tick: SystemTime,
+    /// Whether its turn is [done](Turn::done). If not, the turn runs or has crashed.
+    pub is_done: bool,
+    /// The time of the server at the moment of asking. A mark that is ahead of it keeps all earlier
+    /// ticks from running.
+    pub server_time: SystemTime,
+}
+
+impl fmt::Display for JobMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.is_done { "done" } else { "begun and not done" };
+        write!(f, "{}, {state}", utc(self.tick))?;
+        if self.tick > self.server_time {
+            write!(f, "; it is ahead of the server, whose time is {}", utc(self.server_time))?;
+        }
+        Ok(())
+    }
 }
 
 /// The tick of a job, and how long it is remembered.
@@ -89,6 +172,8 @@ impl<When> Lock<Scheduled<When>> {
 pub struct OneTick {
     tick: SystemTime,
     kept: Duration,
+    /// How far the tick may be ahead of the server.
+    ahead: Duration,
 }
 
 /// A job that runs once, [for a tick](Locks::once) or [for an id](Locks::once_id), as the
@@ -96,6 +181,16 @@ pub struct OneTick {
 pub type Job = Lock<Scheduled<OneTick>>;
 
 impl Job {
+    /// Sets how far a tick may lie ahead of the server's time. Defaults to one day.
+    ///
+    /// The mark of a tick keeps all earlier ones from running. So one process whose clock is a year
+    /// ahead would stop the job for everyone. Its tick is [`InvalidConfig`](ErrorKind::InvalidConfig)
+    /// in place of that, and the error names both times.
+    pub fn max_ahead(mut self, limit: Duration) -> Self {
+        self.kind.when.ahead = limit;
+        self
+    }
+
     /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
     /// [mutex](Locks::mutex) of the name is held, by a turn or by any other caller.
     ///
@@ -107,17 +202,32 @@ impl Job {
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
-    /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286.
-    /// After `Backend`, or if the future is dropped, the tick may be begun, and counts as crashed
-    /// then.
+    /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286,
+    /// and for one [too far ahead](Self::max_ahead) of the server. After `Backend`, or if the
+    /// future is dropped, the tick may be begun, and counts as crashed then.
     pub async fn begin(&self) -> Result<Option<Turn>, Error> {
-        let OneTick { tick, kept } = self.kind.when;
+        let OneTick { tick, kept, ahead } = self.kind.when;
         let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
         let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
             let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
-        Ok(self.begin_due(kept, self.kind.runs_again, |_| Some(tick)).await?.ok())
+        let look = self.look().await?;
+        let latest = look.now.saturating_add(micros(ahead));
+        ensure(tick <= latest, || {
+            let (name, tick, now) = (&self.key, utc(instant(tick)), utc(instant(look.now)));
+            format!(
+                "the tick of {name:?} is {tick}, which is more than {ahead:?} ahead of the \
+                 server's time {now}; correct the clock, or set `max_ahead`"
+            )
+        })?;
+        if look.mark.is_some_and(|mark| mark.tick > latest) {
+            look.warn_of_future(&self.key);
+        }
+        match self.begin_due(&look, kept, self.kind.runs_again, |_| Some(tick)).await? {
+            Begun::Turn(turn) => Ok(Some(turn)),
+            Begun::NotDue { .. } => Ok(None),
+        }
     }
 }
 
@@ -142,6 +252,11 @@ impl Ticks {
     ///   period, after an outage, and at the first start.
     /// - **If the backend does not answer**, this tries again after a pause, and says so in the log
     ///   once a minute.
+    /// - **If the clock of the server was ahead**, by an hour say, and came back, the ticks up to
+    ///   the last one that was begun have run, and none runs until the clock has passed that one.
+    ///   The same holds for a [mark](Self::mark) that a [`once`](Locks::once) of this name has set
+    ///   in the future. The log tells once a minute. [`clear_mark`](Self::clear_mark) ends the
+    ///   wait within a minute, and ticks that have run may run again.
     /// - **A tick that crashes here** is returned again after a lease, if it runs [at least
     ///   once](Self::at_least_once). Other processes may run it at once.
     ///
@@ -166,14 +281,27 @@ impl Ticks {
         let rests = |tick| last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
         let tick = |now| Some(now - now % period).filter(|tick| !rests(*tick));
         let due = async {
+            let told = Rarely::default();
             loop {
-                let begins = || self.begin_due(KEPT, true, tick);
-                let now = match through_outages("a job", begins).await? {
-                    Ok(turn) => return Ok(turn),
-                    Err(now) => now,
+                let begins = async || {
+                    let look = self.look().await?;
+                    let begun = self.begin_due(&look, KEPT, true, tick).await?;
+                    Ok((look, begun))
+                };
+                let (look, begun) = through_outages("a job", begins).await?;
+                let now = match begun {
+                    Begun::Turn(turn) => return Ok(turn),
+                    Begun::NotDue { now } => now,
                 };
                 let next = Duration::from_micros(period - now % period);
-                sleep(if tick(now).is_some() { next } else { next.min(lease) }).await;
+                let mut pause = if tick(now).is_some() { next } else { next.min(lease) };
+                if look.mark.is_some_and(|mark| mark.tick > now) {
+                    if told.first() {
+                        look.warn_of_future(&self.key);
+                    }
+                    pause = pause.min(LOOK_AT_FUTURE);
+                }
+                sleep(pause).await;
             }
         };
         let stopped = self.space.engine.janitor.stop.cancelled();
@@ -183,43 +311,85 @@ impl Ticks {
     }
 }
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+/// What the server said of a mark.
+struct Look {
+    mark: Option<Mark>,
+    /// The time of the server, in microseconds since 1970.
+    now: u64,
+    /// When the answer came.
+    at: Instant,
+    /// An owner that has no lease.
+    stranger: Owner,
+}
+
+impl Look {
+    /// Returns the time of the server by now.
+    fn now(&self) -> u64 {
+        self.now.saturating_add(micros(self.at.elapsed()))
+    }
+
+    /// Tells the log that the mark is ahead of the server.
+    fn warn_of_future(&self, name: &Key) {
+        if let Some(mark) = self.mark {
+            let (tick, now) = (utc(instant(mark.tick)), utc(instant(self.now)));
+            warn!(
+                "the last tick of the job {name:?} is {tick}, ahead of the server's time {now}; no \
+                 earlier tick runs until its mark is removed"
+            );
+        }
+    }
+}
+
+/// Whether a tick was begun.
+enum Begun {
+    Turn(Turn),
+    /// No tick is to begin here, at this time of the server.
+    NotDue {
+        now: u64,
+    },
 }
 
 impl<When> Lock<Scheduled<When>> {
-    /// Begins the tick that `tick` returns for the time of the backend. Returns that time if no
-    /// tick is to begin here.
+    /// Reads the mark and the time of the server.
+    async fn look(&self) -> Result<Look, Error> {
+        self.upkeep()?;
+        // The claim has no lease, so the question sets nothing.
+        let claim = self.claim(Mode::Exclusive)?;
+        let question = Tick { at: 0, step: TickStep::Begin, kept: KEPT };
+        let seen = self.space.engine.janitor.mark(&claim, question).await?;
+        Ok(Look { mark: seen.before, now: seen.now, at: Instant::now(), stranger: claim.owner })
+    }
+
+    /// Begins the tick that `tick` returns for the time of the server.
     async fn begin_due(
         &self,
+        look: &Look,
         kept: Duration,
         waits: bool,
         tick: impl Fn(u64) -> Option<u64>,
-    ) -> Result<Result<Turn, u64>, Error> {
-        self.upkeep()?;
+    ) -> Result<Begun, Error> {
         let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
-        // The claim has no lease yet, so this only looks.
-        let look = self.claim(Mode::Exclusive)?;
-        let seen = self.space.engine.janitor.mark(&look, Tick { at: 0, step, kept }).await?;
-        let seen_at = Instant::now();
-        let now = || seen.now + micros(seen_at.elapsed());
-        let tick = || Some(Tick { at: tick(now())?, step, kept });
-        if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
-            return Ok(Err(now()));
+        let tick = || Some(Tick { at: tick(look.now())?, step, kept });
+        if !tick().is_some_and(|tick| tick.is_possible(look.mark, look.stranger)) {
+            return Ok(Begun::NotDue { now: look.now() });
         }
-        let held = match waits {
-            true => Some(self.acquire_in(Mode::Exclusive).await?),
-            false => self.try_acquire_in(Mode::Exclusive).await?,
+        let held = if waits {
+            Some(self.acquire_in(Mode::Exclusive).await?)
+        } else {
+            self.try_acquire_in(Mode::Exclusive).await?
         };
-        let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
+        let (Some(held), Some(tick)) = (held, tick()) else {
+            return Ok(Begun::NotDue { now: look.now() });
+        };
         let marked = self.space.engine.janitor.mark(&held.release.claim, tick).await?;
         if marked.is_set {
-            return Ok(Ok(Turn { held: held.into(), tick, previous: marked.before }));
+            let turn = Turn { held: held.into(), tick, previous: marked.before };
+            return Ok(Begun::Turn(turn));
         }
-        match tick.is_possible(marked.before, held.release.claim.owner) {
-            true => Err(held.lost_error()),
-            false => Ok(Err(now())),
+        if tick.is_possible(marked.before, held.release.claim.owner) {
+            return Err(held.lost_error());
         }
+        Ok(Begun::NotDue { now: look.now() })
     }
 }
 
@@ -313,8 +483,4 @@ impl Deref for Turn {
     fn deref(&self) -> &MutexGuard {
         &self.held
     }
-}
-
-fn instant(tick: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_micros(tick)
 }

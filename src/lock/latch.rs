@@ -18,8 +18,8 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// The largest count. Each step is remembered until the count is zero, so that it counts once even
-/// if it is sent twice. Ten thousand steps take a megabyte.
+/// The largest count. The latch remembers each step until it ends, so that a step that is sent twice
+/// counts once. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
 /// A waiter that is told nothing looks after this time and the jitter, or without a subscription.
@@ -99,8 +99,12 @@ impl Latch {
 
     /// Counts down by one. Returns the count that this step left.
     ///
-    /// If an answer is lost, the call asks again, and is counted once. So no two steps get the same
-    /// count, except zero.
+    /// If an answer is lost, the call asks again. It counts once, and returns the count that it
+    /// left the first time, also if the latch is done by then. So each step that counts returns a
+    /// count of its own, and one of them returns zero.
+    ///
+    /// A step that finds the latch done counts nothing, and returns zero as well. So the caller
+    /// that gets zero may do the rest of the work if no more steps are made than the latch counts.
     ///
     /// # Errors
     ///

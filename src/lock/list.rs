@@ -21,7 +21,7 @@ pub struct ListedLock {
     pub name: String,
     /// Which of the locks of that name.
     pub kind: SemaphoreKind,
-    /// The holder, and how many wait.
+    /// The holder, and how many wait at the server.
     pub held: Holding,
 }
 
@@ -33,8 +33,9 @@ impl Looks for Mode {
 }
 
 impl Locks {
-    /// Returns the locks of this namespace that are held or waited for. The lock that most callers
-    /// wait for comes first, and then the one that is held for longest. Latches are not among them.
+    /// Returns the locks of this namespace that are held or waited for. The lock with most
+    /// [waiters](Holding::waiting) at the server comes first, and then the one that is held for
+    /// longest. Latches are not among them, nor the locks of a [`Redlock`](super::Redlock).
     ///
     /// It searches all keys of the server, step by step, so that the server spends about 1 % of its
     /// time on the search. That takes about 1 s for 10,000 keys, and two minutes for a million.
@@ -67,7 +68,8 @@ impl Locks {
         Ok(listed)
     }
 
-    /// Returns the locks of this name that are held or waited for: at most one of each kind.
+    /// Returns the locks of this name that are held or waited for: at most one of each kind. It
+    /// does not see the lock of a [`Redlock`](super::Redlock).
     ///
     /// # Errors and cancel safety
     ///
@@ -109,6 +111,10 @@ impl Locks {
 
 impl fmt::Display for ListedLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.name, self.kind, self.held)
+        write!(f, "{} ({}): {}", self.name, self.kind, self.held)?;
+        if self.kind == SemaphoreKind::Mutex && self.held.holders > 0 {
+            f.write_str("; callers in the holder's process: not known")?;
+        }
+        Ok(())
     }
 }

@@ -92,7 +92,7 @@ pub use self::majority::Majority;
 pub use self::{
     front::Lock,
     guard::{Guard, MutexGuard, ReadGuard, SemaphorePermit, WriteGuard},
-    jobs::{Job, Ticks, Turn},
+    jobs::{Job, JobMark, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,

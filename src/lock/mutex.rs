@@ -46,9 +46,14 @@ impl<Servers> Locks<Servers> {
     /// Returns a lock that one holder has at a time.
     ///
     /// Over one backend, a free lock goes to the first caller that asks. A released lock is handed
-    /// over: to the next waiter of this process, up to 16 times or for 50 ms, and then to the
-    /// process that has waited longest. A caller that comes while others wait has its place behind
-    /// them.
+    /// over: to the next waiter of this process, up to 16 times or for 50 ms in all, the holds
+    /// included, and then to the process that has waited longest. A caller that comes while other
+    /// processes wait has its place behind them.
+    ///
+    /// If no other process waits after these 50 ms, the lock is free until the next waiter of this
+    /// process has asked the server, which takes one round trip. A caller of another process that
+    /// asks meanwhile may come first, also by [`try_lock`](Mutex::try_lock). The waiters of a [fair
+    /// mutex](Mutex::fair) all have a place at the server, so nobody comes before them.
     ///
     /// - A push notifies the next waiter. If the push is lost, the waiter notices within 0.7 s.
     /// - A process that died, or whose connection for pushes is broken, is passed over at once.
@@ -92,8 +97,10 @@ impl Mutex {
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, if it is free. Returns `None` if there is
-    /// another holder, or if another caller of this process is about to acquire it. At a
-    /// [`Redlock`](crate::Redlock), callers that try at the same moment may all get `None`.
+    /// another holder, if another process waits, or if another caller of this process is about to
+    /// acquire it. Callers that wait in another process alone may be overtaken: see
+    /// [`Locks::mutex`]. At a [`Redlock`](crate::Redlock), callers that try at the same moment may
+    /// all get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         Ok(self.try_acquire_in(self.kind.0).await?.map(MutexGuard::from))
     }

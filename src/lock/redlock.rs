@@ -70,6 +70,14 @@ use crate::{
 /// holder at a time, and not for counting: with three permits at each of five servers, five holders
 /// can have three servers each. So there is no semaphore and no latch.
 ///
+/// # What operators see
+///
+/// A lock that a `Redlock` holds is a key at each of the servers, and no server knows whether it is
+/// one of a majority. So [`Locks::list`], [`Locks::explain`] and the command line (`locks`,
+/// `explain`, `unlock`) show none of these locks and end none, not even at one of the servers. The
+/// program itself asks [`holder`](super::Mutex::holder), and ends a lock by
+/// [`force_unlock`](super::Mutex::force_unlock), which a process of the operator can call as well.
+///
 /// # Waiting
 ///
 /// There is no queue at the servers. A release wakes the first waiter of each process, which asks

@@ -11,7 +11,7 @@ use crate::{
     backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{LeaseGuard, Release},
+    lease::Release,
 };
 
 const MOST_AT_ONCE: u32 = 1000;
@@ -116,11 +116,13 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
     Ok(Mode::Permit { limit, count })
 }
 
-/// Permits that are not tied to a guard or a process. Each has an id and ends with its lease,
-/// whatever happens to the process that acquired it.
+/// Permits that are not tied to a guard or a process. Each acquisition has an id and ends with its
+/// lease, whatever happens to the process that made it.
 ///
 /// Created by [`Locks::permits`]. Use it for work that moves between processes: one acquires a
 /// permit and sends its id, and another renews or releases it. A permit is not renewed by itself.
+/// It lasts its lease from the call that has acquired or [renewed](Self::renew) it, so count the
+/// time that is left from before that call.
 ///
 /// # Examples
 ///
@@ -130,9 +132,10 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
 /// use bellwether::{Locks, MemoryBackend, lock::PermitId};
 ///
 /// let exports = Locks::new(MemoryBackend::new(), "shop")
-///     .permits("exports", 1)
+///     .permits("exports", 3)
 ///     .lease(Duration::from_secs(60));
-/// let id = exports.acquire().await?.to_string();
+/// let id = exports.acquire_many(2).await?.to_string();
+/// assert_eq!(exports.available().await?, 1);
 ///
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
@@ -146,37 +149,66 @@ pub type Permits = Lock<Identified>;
 #[derive(Clone, Debug)]
 pub struct Identified(u32);
 
-/// The id of a permit of [`Permits`].
+impl Looks for Identified {
+    fn mode(&self) -> Mode {
+        // Any count will do.
+        Mode::Permit { limit: self.0, count: 1 }
+    }
+}
+
+/// The id of what one call of [`Permits`] has acquired: a permit, or several.
 ///
-/// A process that knows the id may release the permit. The id cannot be guessed. Its text has 32
-/// hexadecimal digits, and [`str::parse`] reads it back.
+/// A process that knows the id may release the permits. The id cannot be guessed. Its text has 32
+/// hexadecimal digits, and behind a colon the number of several permits. [`str::parse`] reads it
+/// back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PermitId(Owner);
+pub struct PermitId {
+    owner: Owner,
+    count: u32,
+}
 
 impl Permits {
-    /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also without permits.
+    /// Acquires one permit as [`acquire_many`](Self::acquire_many) does.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
-        let held = self.acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
-        Ok(PermitId(held.detach()))
+        self.acquire_many(1).await
     }
 
-    /// Acquires a permit as [`acquire`](Self::acquire) does. Returns `None` if all are held, or if
-    /// another caller waits.
+    /// Acquires one permit as [`try_acquire_many`](Self::try_acquire_many) does.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
-        let held = self.try_acquire_in(permit_mode(&self.key, self.kind.0, 1)?).await?;
-        Ok(held.map(LeaseGuard::detach).map(PermitId))
+        self.try_acquire_many(1).await
     }
 
-    /// Renews a permit, so that it lasts its full lease from now.
+    /// Acquires `count` permits at once, all or none, waiting while too many are held. They end by
+    /// themselves after the lease, and have one id.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the permit
-    /// had ended or was released.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
+    /// zero, more than there are permits, or more than 1,000.
+    pub async fn acquire_many(&self, count: u32) -> Result<PermitId, Error> {
+        let held = self.acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?;
+        Ok(PermitId { owner: held.detach(), count })
+    }
+
+    /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
+    /// are held, or if another caller waits.
+    pub async fn try_acquire_many(&self, count: u32) -> Result<Option<PermitId>, Error> {
+        let held = self.try_acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?;
+        Ok(held.map(|held| PermitId { owner: held.detach(), count }))
+    }
+
+    /// Returns how many permits were free at the moment of asking. For its errors, see
+    /// [`holder`](Self::holder).
+    pub async fn available(&self) -> Result<u32, Error> {
+        Ok(self.kind.0.saturating_sub(self.held().await?.holders))
+    }
+
+    /// Renews the permits of an id, so that they last their full lease from now.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the permits
+    /// had ended or were released.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim_of(id)?;
         let renewed = self.space.engine.backend.renew(&[claim]).await?;
@@ -187,8 +219,8 @@ impl Permits {
         Err(Error::new(ErrorKind::Lost, why))
     }
 
-    /// Releases a permit. Returns `true` if it was held, and `false` if it had ended or was
-    /// released before.
+    /// Releases the permits of an id. Returns `true` if they were held, and `false` if they had
+    /// ended or were released before.
     ///
     /// # Errors and cancel safety
     ///
@@ -197,16 +229,27 @@ impl Permits {
         Ok(Release::new(&self.space.engine.janitor, self.claim_of(id)?).end().await?)
     }
 
-    fn claim_of(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
+    fn claim_of(&self, PermitId { owner, count }: PermitId) -> Result<Claim, Error> {
         // Only to check the settings.
         self.upkeep()?;
-        Ok(Claim { owner, ..self.claim(Mode::Permit { limit: self.kind.0, count: 1 })? })
+        Ok(Claim { owner, ..self.claim(Mode::Permit { limit: self.kind.0, count })? })
+    }
+}
+
+impl PermitId {
+    /// Returns the number of its permits.
+    pub fn count(&self) -> u32 {
+        self.count
     }
 }
 
 impl fmt::Display for PermitId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.owner.fmt(f)?;
+        if self.count > 1 {
+            write!(f, ":{}", self.count)?;
+        }
+        Ok(())
     }
 }
 
@@ -217,13 +260,22 @@ impl FromStr for PermitId {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey) if the text is not the id of a permit.
+    /// [`InvalidKey`](ErrorKind::InvalidKey) if the text is not the id of permits.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = |error| {
-            // The text is not shown, because an id with a slip is almost an id.
-            let why = "the text is not the id of a permit; expected 32 hexadecimal digits";
-            Error::with_source(ErrorKind::InvalidKey, why, error)
+        // The text is not shown, because an id with a slip is almost an id.
+        let why = "the text is not the id of a permit; expected 32 hexadecimal digits, and a \
+                   number from 2 to 1000 behind a colon for several permits";
+        let (owner, count) = match text.split_once(':') {
+            Some((owner, count)) => (owner, count.parse().unwrap_or_default()),
+            None => (text, 1),
         };
-        text.parse().map(Self).map_err(invalid)
+        let is_several = owner.len() < text.len();
+        if is_several && !(2..=MOST_AT_ONCE).contains(&count) {
+            return Err(Error::new(ErrorKind::InvalidKey, why));
+        }
+        match owner.parse() {
+            Ok(owner) => Ok(Self { owner, count }),
+            Err(error) => Err(Error::with_source(ErrorKind::InvalidKey, why, error)),
+        }
     }
 }

@@ -227,6 +227,21 @@ const BY_ID: Primitive = Primitive {
         })
     },
 };
+const SOME_BY_ID: Primitive = Primitive {
+    take: |asked| {
+        Box::pin(async move {
+            let permits = asked.locks.permits(asked.name.as_str(), 5).lease(asked.lease);
+            let permits = permits.wait_limit(asked.wait);
+            Ok(Guard::Id(permits.clone(), permits.acquire_many(3).await?))
+        })
+    },
+    attempt: |asked| {
+        Box::pin(async move {
+            let permits = asked.locks.permits(asked.name.as_str(), 5).lease(asked.lease);
+            Ok(permits.try_acquire_many(3).await?.map(|id| Guard::Id(permits.clone(), id)))
+        })
+    },
+};
 
 pub const MUTEX: Pair = Pair { one: LOCKED, rival: LOCKED, key: "l" };
 pub const FAIR: Pair = Pair { one: FAIRLY, rival: FAIRLY, key: "l" };
@@ -241,9 +256,10 @@ pub const WRITERS: Pair = Pair { one: WRITTEN, rival: WRITTEN, key: "w" };
 pub const SEMAPHORE: Pair = Pair { one: ONLY, rival: ONLY, key: "p" };
 pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
+pub const MANY_PERMITS: Pair = Pair { one: SOME_BY_ID, rival: SOME_BY_ID, key: "p" };
 
 /// All of them, by name.
-pub const PAIRS: [(&str, Pair); 13] = [
+pub const PAIRS: [(&str, Pair); 14] = [
     ("mutex", MUTEX),
     ("fair", FAIR),
     ("reentrant", REENTRANT),
@@ -257,6 +273,7 @@ pub const PAIRS: [(&str, Pair); 13] = [
     ("semaphore", SEMAPHORE),
     ("many", MANY),
     ("permits", PERMITS),
+    ("many_permits", MANY_PERMITS),
 ];
 
 /// Returns whether the guards of both primitives of this pair have fences.
@@ -267,7 +284,7 @@ pub fn is_fenced(name: &str) -> bool {
 
 /// Returns whether the guards of this pair are renewed and report their loss.
 pub fn is_watched(name: &str) -> bool {
-    name != "permits"
+    !matches!(name, "permits" | "many_permits")
 }
 
 /// Returns the pair of this name.

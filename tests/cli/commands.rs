@@ -46,6 +46,7 @@ async fn locks_are_listed_with_their_holders_and_waiters() {
     assert!(rows[1].starts_with("import  ") && rows[1].contains("pod-7"), "{listed}");
     assert!(rows[1].ends_with(&guard.fence().to_string()), "{listed}");
     assert!(listed.contains("2 holders") && listed.contains("permits"), "{listed}");
+    assert!(listed.contains("callers in the holder's process: not known"), "{listed}");
     let json = printed(&run(&server, &["locks", "--json"]).await, 0);
     assert!(json.contains(r#""name":"import""#) && json.contains(r#""waiting":1"#), "{json}");
     // Another namespace has none of them.

@@ -147,6 +147,7 @@ rules! {
             a_tick_that_is_not_greater_than_the_mark_does_not_begin,
             a_tick_that_is_not_done_begins_again_if_that_is_wanted,
             a_tick_sent_twice_begins_and_ends_once,
+            a_mark_is_removed_by_anyone,
             a_mark_ends_with_its_time,
             a_mark_tells_the_time_of_the_backend,;
     }

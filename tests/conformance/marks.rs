@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use bellwether::backend::{
     Mark, Marked, Tick,
-    TickStep::{self, Begin, BeginAgain, Done},
+    TickStep::{self, Begin, BeginAgain, Done, Forget},
 };
 
 use crate::harness::*;
@@ -99,6 +99,25 @@ pub async fn a_tick_sent_twice_begins_and_ends_once<H: Harness>(h: &H) {
     // The first question arrives once more. The turn stays done.
     assert!(!sets(&there, &holder, TICK, Begin).await);
     assert_eq!(look(&here, &holder).await, Some(Mark { tick: TICK, begun_by: None }));
+}
+
+/// An operator removes a mark that lies in the future, whoever has the mutex.
+pub async fn a_mark_is_removed_by_anyone<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let holder = claim(&name("k"));
+    let stranger = claim(&holder.name);
+    assert!(!sets(&there, &stranger, 0, Forget).await, "there is no mark yet");
+    granted(&here, &holder).await;
+    assert!(sets(&here, &holder, TICK + 1, Begin).await);
+    let begun = Mark { tick: TICK + 1, begun_by: Some(holder.owner) };
+    let removed = mark(&there, &stranger, 0, Forget).await;
+    assert!(removed.is_set && removed.before == Some(begun), "{removed:?}");
+    assert_eq!(look(&there, &holder).await, None);
+    assert!(!sets(&there, &stranger, 0, Forget).await, "the mark is removed twice");
+    // The lease is untouched: an earlier tick begins, and the turn under way notes its end.
+    assert!(sets(&here, &holder, TICK, Begin).await);
+    assert!(sets(&here, &holder, TICK + 1, Done).await);
+    assert_eq!(look(&there, &holder).await, Some(Mark { tick: TICK + 1, begun_by: None }));
 }
 
 pub async fn a_mark_ends_with_its_time<H: Harness>(h: &H) {

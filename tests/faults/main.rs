@@ -10,6 +10,7 @@
 //! | an answer is lost, late, doubled, cut | `replies` |
 //! | a push is lost, late, doubled, overtaken | `pushes` |
 //! | a network swallows, refuses, cuts | `network` |
+//! | a network cuts the steps of a latch | `latch` |
 //! | the clock of a process is set | `holder` |
 //! | the clock of the server is set | `clock` |
 //! | it is set while processes wait for locks | `stepped_queues` |
@@ -25,6 +26,7 @@ mod burst;
 mod clock;
 mod crowd;
 mod holder;
+mod latch;
 mod load;
 mod log;
 mod network;

@@ -249,6 +249,100 @@ async fn work_is_tried_again_after_a_delay_up_to_a_limit() {
     turn.done().await.unwrap();
 }
 
+// Ticks in the future
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The clock of one replica was a year ahead. The mark of its tick stopped the job of the fleet for
+/// the 30 days of a mark, without a word.
+#[tokio::test(start_paused = true)]
+async fn a_replica_whose_clock_is_a_year_ahead_stops_nobody() {
+    let backend = MemoryBackend::new();
+    let [ahead, others] = [process(&backend), process(&backend)];
+    let mut now = SystemTime::now();
+    let mut runs = 0;
+    for _ in 0..5 {
+        let error = ahead.once("report", now + 365 * DAY).begin().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        let told = error.to_string();
+        assert_eq!(told.matches("T").count(), 2, "not both times are told: {told}");
+        assert!(told.contains("max_ahead"), "{told}");
+        let turn = others.once("report", now).begin().await.unwrap();
+        turn.expect("the tick of a year ahead was begun").done().await.unwrap();
+        runs += 1;
+        sleep(DAY).await;
+        now += DAY;
+    }
+    assert_eq!(runs, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tick_may_be_as_far_ahead_as_the_job_says() {
+    let locks = process(&MemoryBackend::new());
+    let now = SystemTime::now();
+    let begin = async |name: &str, ahead: Duration, limit: Option<Duration>| {
+        let job = locks.once(name, now + ahead);
+        let job = match limit {
+            Some(limit) => job.max_ahead(limit),
+            None => job,
+        };
+        job.begin().await.map(|turn| turn.is_some())
+    };
+    let refused = |begun: Result<bool, Error>| kind(begun) == ErrorKind::InvalidConfig;
+    assert!(begin("a", DAY - HOUR, None).await.unwrap());
+    assert!(refused(begin("b", DAY + HOUR, None).await));
+    assert!(refused(begin("b", HOUR, Some(Duration::ZERO)).await));
+    assert!(begin("b", 40 * DAY, Some(60 * DAY)).await.unwrap());
+    assert!(begin("c", 40 * DAY, Some(Duration::MAX)).await.unwrap());
+    // An id has no place in time.
+    let job = locks.once_id("d", "7", HOUR).max_ahead(Duration::ZERO);
+    assert!(job.begin().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mark_in_the_future_is_shown_and_removed() {
+    let backend = MemoryBackend::new();
+    let [ahead, operator] = [process(&backend), process(&backend)];
+    let now = SystemTime::now();
+    let job = operator.once("job", now);
+    assert_eq!(job.mark().await.unwrap(), None);
+    assert!(!job.clear_mark().await.unwrap());
+    let far = now + 365 * DAY;
+    let turn = ahead.once("job", far).max_ahead(400 * DAY).begin().await.unwrap().unwrap();
+    let mark = job.mark().await.unwrap().unwrap();
+    assert!(!mark.is_done && mark.tick == turn.tick() && mark.server_time < now + HOUR, "{mark:?}");
+    assert!(mark.to_string().contains("not done; it is ahead of the server"), "{mark}");
+    turn.done().await.unwrap();
+    assert!(operator.every("job", HOUR).mark().await.unwrap().unwrap().is_done);
+    // The mark is never taken for dead, as long as it is remembered.
+    sleep(29 * DAY).await;
+    assert!(operator.once("job", now + 29 * DAY).begin().await.unwrap().is_none());
+    assert!(job.clear_mark().await.unwrap());
+    assert_eq!(job.mark().await.unwrap(), None);
+    let turn = operator.once("job", now + 28 * DAY).begin().await.unwrap().unwrap();
+    assert_eq!(turn.previous(), None);
+    assert!(
+        !operator.once("job", now).mark().await.unwrap().unwrap().to_string().contains("ahead")
+    );
+}
+
+/// The clock of the server was ahead and came back, or another job has set the mark of this name.
+/// The ticks begin again within a minute of the removal, and not with the next one.
+#[tokio::test(start_paused = true)]
+async fn an_interval_waits_for_a_mark_in_the_future_until_it_is_removed() {
+    let locks = process(&MemoryBackend::new());
+    let far = SystemTime::now() + 10 * DAY;
+    let turn = locks.once("job", far).max_ahead(20 * DAY).begin().await.unwrap().unwrap();
+    turn.done().await.unwrap();
+    let mut ticks = locks.every("job", LONGEST);
+    let waits = spawn(async move { ticks.next().await.unwrap() });
+    sleep(DAY).await;
+    assert!(!waits.is_finished(), "the mark was taken for dead");
+    assert!(locks.once("job", far).clear_mark().await.unwrap());
+    let turn = timeout(61 * SECOND, waits).await.expect("the mark still counts").unwrap();
+    assert!(turn.tick() < far);
+}
+
 // Ticks at intervals
 
 /// Returns how long after 1970 a tick is.

@@ -2,7 +2,11 @@
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
-use bellwether::{Redlock, lease::Retry, lock::MutexGuard};
+use bellwether::{
+    Redlock,
+    lease::Retry,
+    lock::{MutexGuard, PermitId},
+};
 use testkit::handover_life;
 use tokio::task::JoinSet;
 
@@ -482,4 +486,68 @@ async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let error = locks.several(["a", "b", "c"]).wait_limit(limit).lock().await.unwrap_err();
     let said = "\"b\" (mutex) was not acquired within its wait limit of 200ms";
     assert!(error.to_string().contains(said), "{error}");
+}
+
+/// Three tasks of the holder's own process were listed as "0 waiting", as if nobody waited.
+#[tokio::test(start_paused = true)]
+async fn a_list_says_which_waiters_it_does_not_know() {
+    let backend = MemoryBackend::new();
+    let here = Locks::new(backend.clone(), "bellwether");
+    let there = Locks::new(backend, "bellwether");
+    let _held = here.mutex("m").lock().await.unwrap();
+    let _permit = here.semaphore("s", 1).acquire().await.unwrap();
+    let waits = |locks: &Locks| {
+        let (mutex, semaphore) = (locks.mutex("m"), locks.semaphore("s", 1));
+        [
+            spawn(async move { mutex.lock().await.map(drop) }),
+            spawn(async move { semaphore.acquire().await.map(drop) }),
+        ]
+    };
+    let _waiters: Vec<_> = [&here, &here, &here, &there].into_iter().map(waits).collect();
+    sleep(SECOND).await;
+    let listed: Vec<_> = there.list().await.unwrap().iter().map(ToString::to_string).collect();
+    let of = |name: &str| listed.iter().find(|line| line.starts_with(name)).unwrap();
+    // Each process has one place in the queue of a mutex, and each caller one for permits.
+    let unknown = "callers in the holder's process: not known";
+    assert!(of("s (").ends_with(", 4 waiting at the server"), "{listed:#?}");
+    assert!(of("m (").contains(" waiting at the server; "), "{listed:#?}");
+    assert!(of("m (").ends_with(unknown), "{listed:#?}");
+}
+
+/// Permits with an id are seen and ended as those of a semaphore, whose name they share.
+#[tokio::test(start_paused = true)]
+async fn permits_with_an_id_are_taken_together_seen_and_ended() {
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
+    let permits = locks.permits("m", 5).lease(60 * SECOND).wait_limit(Duration::ZERO);
+    let three = permits.acquire_many(3).await.unwrap();
+    assert_eq!(three.count(), 3);
+    assert!(permits.try_acquire_many(3).await.unwrap().is_none());
+    let one = permits.acquire().await.unwrap();
+    assert_eq!((permits.available().await.unwrap(), one.count()), (1, 1));
+    assert_eq!(locks.semaphore("m", 5).available().await.unwrap(), 1);
+    let text = three.to_string();
+    assert!(text.len() == 34 && text.ends_with(":3") && one.to_string().len() == 32, "{text}");
+    let read: PermitId = text.parse().unwrap();
+    assert_eq!((read, one.to_string().parse().unwrap()), (three, one));
+    for wrong in ["", ":1", ":0", ":1001", ":x", ":3:3", ":+3x"] {
+        let wrong = format!("{one}{wrong}");
+        let parsed: Result<PermitId, Error> = wrong.parse();
+        let is_right = wrong.len() == 32;
+        assert_eq!(parsed.is_ok(), is_right, "{wrong}");
+    }
+    sleep(30 * SECOND).await;
+    permits.renew(read).await.unwrap();
+    let held = permits.holder().await.unwrap().unwrap();
+    assert_eq!((held.holders, held.expires_in), (4, 60 * SECOND));
+    sleep(31 * SECOND).await;
+    // The permit that was not renewed has ended.
+    assert_eq!(permits.available().await.unwrap(), 2);
+    assert!(permits.release(read).await.unwrap() && !permits.release(read).await.unwrap());
+    let two = permits.acquire_many(2).await.unwrap();
+    assert!(permits.force_unlock().await.unwrap() && !permits.force_unlock().await.unwrap());
+    assert_eq!(permits.holder().await.unwrap(), None);
+    assert_eq!(kind(permits.renew(two).await), ErrorKind::Lost);
+    for count in [0, 6] {
+        assert_eq!(kind(permits.acquire_many(count).await), ErrorKind::InvalidConfig);
+    }
 }

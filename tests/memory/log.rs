@@ -16,6 +16,8 @@ use tracing_subscriber::{Layer, layer::Context, prelude::*};
 
 use crate::prelude::*;
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 /// The lines of one thread.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
@@ -193,6 +195,27 @@ async fn a_fixed_lease_that_is_usually_too_short_is_advised_against_once() {
         assert_eq!(logged.len(), usize::from(round >= 2), "{logged:?}");
         assert!(logged.iter().all(|line| line.contains("name=long-work")), "{logged:?}");
     }
+}
+
+/// A mark in the future keeps a job from running, for up to 30 days.
+#[tokio::test(start_paused = true)]
+async fn a_mark_in_the_future_is_told_once_a_minute() {
+    let (lines, _collecting) = collect();
+    let locks = Locks::new(MemoryBackend::new(), "bellwether");
+    let far = std::time::SystemTime::now() + 400 * 24 * HOUR;
+    let job = locks.once("report", far).max_ahead(Duration::MAX);
+    job.begin().await.unwrap().unwrap().done().await.unwrap();
+    assert_eq!(lines.with("ahead of the server's time").len(), 0);
+    let mut ticks = locks.every("report", 24 * HOUR);
+    let waits = tokio::time::timeout(10 * 60 * SECOND - SECOND, ticks.next()).await;
+    assert!(waits.is_err(), "a tick began");
+    let logged = lines.with("ahead of the server's time");
+    assert_eq!(logged.len(), 10, "{logged:#?}");
+    assert!(logged.iter().all(|line| line.contains("WARN") && line.contains("\"report\"")));
+    // A job with ticks of its own tells as well.
+    let now = std::time::SystemTime::now();
+    assert!(locks.once("report", now).begin().await.unwrap().is_none());
+    assert_eq!(lines.with("ahead of the server's time").len(), 11);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Announcement, Change, Entry, Handover, Owner, Windows},
+    backend::{Announcement, Change, Entry, HandedHold, Handover, Owner, Windows},
     cache::{Codec, Json, Postcard, Raw},
     lease::{Retry, RetryStrategy},
 };

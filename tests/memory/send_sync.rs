@@ -25,9 +25,9 @@ use bellwether::{
     layer::{Bellwether, CachedResponse, Http, ResponseBody, Values},
     lease::{Lease, Retry, RetryStrategy},
     lock::{
-        Candidate, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits, ReadGuard,
-        ReentrantMutex, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks, Turn,
-        WriteGuard,
+        Candidate, JobMark, Latch, ListedLock, Majority, Mutex, MutexGuard, PermitId, Permits,
+        ReadGuard, ReentrantMutex, RwLock, Semaphore, SemaphorePermit, SeveralGuard, Term, Ticks,
+        Turn, WriteGuard,
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
@@ -73,7 +73,7 @@ all_traits! {
     Semaphore, Permits, PermitId, Latch, Cache<String>, Lead<String>, Loaded<String>, Source, Stats,
     EntryState, Explanation, Json, Postcard, Raw, BellwetherLayer<Http>,
     BellwetherLayer<Values<String, fn(&String) -> Key>>, Bellwether<(), Http>, Http, CachedResponse,
-    ListedLock, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
+    ListedLock, JobMark, Key, Name, Namespace, Family, Retry, Error, ErrorKind, BackendError,
     BackendErrorKind, MemoryBackend, RedisBackend, RedisBackendBuilder, Change, Channels, Claim,
     Countdown, Entry, EntryKind, Failure, Grant, Holding, SemaphoreKind, Handover, Mode, Occupied,
     Owner, Renewal, Tick, Undecodable, Faulty, Faults, Interceptor<RedisBackend, Faults>, Fault, Op,
@@ -131,7 +131,8 @@ futures! {
         semaphore.holder(), semaphore.force_unlock();
     permit: SemaphorePermit => permit.lost(), permit.renew(), permit.unlock();
     permits: Permits => permits.acquire(), permits.try_acquire();
-    permit: (Permits, PermitId) => permit.0.renew(permit.1), permit.0.release(permit.1);
+    permit: (Permits, PermitId) => permit.0.renew(permit.1), permit.0.release(permit.1),
+        permit.0.acquire_many(2), permit.0.available();
     guard: SeveralGuard => guard.lost(), guard.unlock();
     latch: Latch => latch.set(1), latch.count_down(), latch.count_down_by(1), latch.left(),
         latch.wait(), latch.clear();

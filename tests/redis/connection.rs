@@ -4,6 +4,7 @@ use std::{future::Future, pin::pin};
 
 use bellwether::backend::Changes;
 use futures_util::poll;
+use testkit::Sentinels;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::prelude::*;
@@ -340,4 +341,39 @@ async fn a_dropped_backend_leaves_no_connection() {
     drop((backend, changes));
     let closed = comes_true(LIMIT, async || connections().await <= before);
     assert!(closed.await, "a connection is left behind");
+}
+
+/// One node of a cluster was accepted as a plain server. Then two of three names failed after their
+/// whole wait limit.
+#[tokio::test]
+async fn a_server_of_another_kind_is_refused_with_the_right_setting() {
+    let cluster = Cluster::start(3, 0).await;
+    let plain = &RedisServer::start().await;
+    let sentinels = Sentinels::start(1).await;
+    let (node, sentinel) = (cluster.nodes[0].url(), sentinels.sentinels[0].url());
+    let replica = sentinels.servers[1].url();
+    let server = |url: &str| testkit::builder().server(url);
+    let watched = |url: &str| testkit::builder().sentinels([url], Sentinels::MASTER);
+    let of_cluster = |url: &str| testkit::builder().cluster([url]);
+    for (builder, words) in [
+        (server(&node), "a cluster: use `cluster`"),
+        (server(&sentinel), "a sentinel: use `sentinels`"),
+        (server(&replica), "a read-only replica"),
+        (watched(&plain.url()), "no sentinel: use `server` or `cluster`"),
+        (watched(&node), "no sentinel: use `server` or `cluster`"),
+        (of_cluster(&plain.url()), "no node of a cluster: use `server` or `sentinels`"),
+        (of_cluster(&sentinel), "no node of a cluster: use `server` or `sentinels`"),
+    ] {
+        let backend = builder.build().unwrap();
+        let error = timeout(LIMIT, backend.ready()).await.unwrap().expect_err(words);
+        assert_eq!(error.kind(), ErrorKind::Backend, "{error:#}");
+        assert!(format!("{error:#}").contains(words), "{error:#}");
+        // A lock tells the same, and not "MOVED".
+        let lock = Locks::new(backend, "bellwether").mutex("m").wait_limit(MS);
+        let error = lock.lock().await.unwrap_err();
+        assert!(format!("{error:#}").contains(words), "{error:#}");
+    }
+    for right in [server(&plain.url()), watched(&sentinel), of_cluster(&node)] {
+        right.build().unwrap().ready().await.unwrap();
+    }
 }

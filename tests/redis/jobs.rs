@@ -248,3 +248,32 @@ async fn a_tick_that_crashes_runs_again_and_none_is_lost() {
     let done: Vec<_> = fleet.done.into_iter().take(expected.len()).collect();
     assert_eq!(done, expected);
 }
+
+/// The clock of one replica is a year ahead. The server compares with its own time.
+#[tokio::test]
+async fn a_replica_whose_clock_is_a_year_ahead_stops_nobody() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let server = RedisServer::start().await;
+    let open = || Locks::new(testkit::open(server.url()), "bellwether");
+    let (ahead, others) = (open(), open());
+    let far = SystemTime::now() + 365 * DAY;
+    let error = ahead.once("report", far).begin().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    for day in 0..5 {
+        let tick = SystemTime::now() - (4 - day) * DAY;
+        let turn = others.once("report", tick).begin().await.unwrap();
+        turn.expect("the tick of a year ahead was begun").done().await.unwrap();
+    }
+    // It is shown and removed, also where something foreign stands.
+    let job = ahead.once("report", far).max_ahead(400 * DAY);
+    drop(job.begin().await.unwrap().unwrap());
+    let mark = others.once("report", far).mark().await.unwrap().unwrap();
+    assert!(!mark.is_done && mark.tick > mark.server_time, "{mark:?}");
+    assert!(job.clear_mark().await.unwrap());
+    assert_eq!(job.mark().await.unwrap(), None);
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["RPUSH", "bellwether:l:{report}:m", "foreign"]).await;
+    assert_eq!(job.mark().await.unwrap(), None);
+    assert!(job.clear_mark().await.unwrap());
+    assert_eq!(raw.keys("*:m").await, [""; 0]);
+}

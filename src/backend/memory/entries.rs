@@ -167,17 +167,18 @@ impl Store for MemoryBackend {
         Ok(self.run(|data| {
             let (latch, ends) = data.latches.get_mut(&name.prefix)?;
             let remaining = *ends - data.now;
-            let told = latch.counted.get(&id).copied();
-            let left = told.unwrap_or(latch.left.saturating_sub(by));
-            if told.is_some() || left == latch.left {
+            if let Some(left) = latch.counted.get(&id).copied() {
                 return Some(Countdown { left, remaining });
             }
+            if by == 0 || latch.left == 0 {
+                return Some(Countdown { left: latch.left, remaining });
+            }
+            let left = latch.left.saturating_sub(by);
             latch.left = left;
             latch.counted.insert(id, left);
             if left > 0 {
                 return Some(Countdown { left, remaining });
             }
-            latch.counted = HashMap::new();
             let ends = after(data.now, latch.ttl);
             data.latches.keep(&name.prefix, ends);
             data.push(name, Change::Wake);

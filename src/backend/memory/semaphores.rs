@@ -127,6 +127,10 @@ impl Leases for MemoryBackend {
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
         Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
             let before = data.marks.get(&claim.name.prefix).map(|(mark, _)| *mark);
+            if tick.step == TickStep::Forget {
+                let is_set = data.marks.remove(&claim.name.prefix).is_some();
+                return Marked { before, is_set, now: data.clock() };
+            }
             let is_set = semaphore.is_held_by(claim) && tick.is_possible(before, claim.owner);
             if is_set {
                 let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);

@@ -92,7 +92,7 @@ pub(super) struct StoredLatch {
     /// The id of the setting that made it.
     pub(super) set: Owner,
     pub(super) ttl: Duration,
-    /// The count that each step left; empty once nothing is left.
+    /// The count that each step left.
     pub(super) counted: HashMap<Owner, u32>,
 }
 

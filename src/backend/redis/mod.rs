@@ -109,7 +109,9 @@ impl RedisBackend {
     /// its server calls it again.
     ///
     /// So a service learns at its start of a wrong password, of a server that is too old, and of
-    /// rights that an ACL does not give, which the error names. A user that has no right which only
+    /// rights that an ACL does not give, which the error names. It also learns of a server of
+    /// another kind: a replica, or a node of a cluster or a sentinel that was given as a plain
+    /// server, and the other way round. A user that has no right which only
     /// caches need is held to locks, and the other way round. The log has a warning if the round
     /// trip is long for the [command time-out](RedisBackendBuilder::command_timeout).
     ///

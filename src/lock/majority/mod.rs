@@ -347,7 +347,6 @@ impl Leases for Majority {
     /// background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
-        self.contention.released(&claim.name);
         let shares = self.servers.iter().zip(hold.shares);
         let ended = shares.map(async |(server, share)| match share {
             Some(_) => {

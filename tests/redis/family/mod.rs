@@ -20,7 +20,8 @@ macro_rules! for_each_pair {
             for_each_pair!(@ $file $fault: mutex MUTEX, fair FAIR,
                 reentrant REENTRANT, not_reentrant NOT_REENTRANT, several SEVERAL,
                 one_of_them ONE_OF_THEM, all_with_it ALL_WITH_IT, reader READER, writer WRITER,
-                writers WRITERS, semaphore SEMAPHORE, many MANY, permits PERMITS);
+                writers WRITERS, semaphore SEMAPHORE, many MANY, permits PERMITS,
+                many_permits MANY_PERMITS);
         }
     )+)+};
     (@ $file:ident $fault:ident: $($name:ident $pair:ident),+) => {$(

@@ -9,7 +9,7 @@ use redis::{
 };
 
 use super::{
-    connect::connect,
+    connect::{connect, explain_unfit},
     settings::{self, RedisConfig},
     topology::SlotMap,
 };
@@ -78,7 +78,10 @@ async fn slots(
 ) -> Result<SlotMap, RedisError> {
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
-    let reply = connection.send_packed_command(&question).await?.extract_error()?;
+    let reply = connection.send_packed_command(&question).await?.extract_error();
+    let reply = reply.map_err(|error| {
+        explain_unfit(error, "the server is no node of a cluster: use `server` or `sentinels`")
+    })?;
     let slots = match node.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
             SlotMap::read(&reply, host)

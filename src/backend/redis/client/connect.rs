@@ -5,6 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, PushInfo, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
+    from_redis_value,
 };
 use tokio::time::{Instant, timeout_at};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -123,26 +124,47 @@ fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
     failed(text, error)
 }
 
-/// Fails if the server is a replica, which cannot be written to. Gives the connection its name.
+/// Fails if the server cannot be written to, or is not what the settings call it. Gives the
+/// connection its name.
 ///
-/// An ACL may forbid either command. A replica then answers the first write with READONLY.
-pub(super) async fn refuse_replica(
+/// An ACL may forbid each of the commands. A replica then answers the first write with READONLY,
+/// and a node of a cluster most commands with MOVED.
+pub(super) async fn refuse_unfit(
     connection: &mut MultiplexedConnection,
     name: Option<&str>,
+    is_cluster: bool,
 ) -> Result<(), RedisError> {
     let mut questions = redis::pipe();
-    questions.cmd("ROLE");
+    questions.cmd("ROLE").cmd("INFO").arg("cluster");
     if let Some(name) = name {
         questions.cmd("CLIENT").arg("SETNAME").arg(name);
     }
     let replies = connection.send_packed_commands(&questions, 0, questions.len()).await?;
+    let unfit = |why| Err(RedisError::from((ErrorKind::Client, why)));
     if let Some(Value::Array(fields)) = replies.first()
         && let Some(Value::BulkString(role)) = fields.first()
-        && [&b"slave"[..], b"replica"].contains(&&role[..])
     {
-        return Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")));
+        match &role[..] {
+            b"slave" | b"replica" => return unfit("the server is a read-only replica"),
+            b"sentinel" => return unfit("the server is a sentinel: use `sentinels`"),
+            _ => {}
+        }
+    }
+    let info = replies.into_iter().nth(1).and_then(|info| from_redis_value::<String>(info).ok());
+    let is_node = info.is_some_and(|info| info.lines().any(|line| line == "cluster_enabled:1"));
+    if is_node && !is_cluster {
+        return unfit("the server is a node of a cluster: use `cluster`");
     }
     Ok(())
+}
+
+/// Says what a server is that does not know the question of a guide, such as a plain server in the
+/// place of a sentinel.
+pub(super) fn explain_unfit(error: RedisError, why: &'static str) -> RedisError {
+    let is_unfit = error.detail().is_some_and(|said| {
+        said.contains("cluster support disabled") || said.starts_with("unknown command")
+    });
+    if is_unfit { RedisError::from((ErrorKind::Client, why)) } else { error }
 }
 
 /// Loads the scripts into the server, and warns if the server may evict leases.

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use super::{
-    connect::{Connection, OnPush, connect, prepare, refuse_replica},
+    connect::{Connection, OnPush, connect, prepare, refuse_unfit},
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
     push::{Pushes, keep_subscribed},
@@ -194,7 +194,8 @@ impl KeptConnection {
         };
         let on_push = pushes.clone().map(|it| Box::new(move |push| it.receive(push)) as OnPush);
         let name = self.config.client_name.as_deref();
-        let first = async |connection: &mut _| refuse_replica(connection, name).await;
+        let is_cluster = self.events.all.is_cluster;
+        let first = async |connection: &mut _| refuse_unfit(connection, name, is_cluster).await;
         let (mut connection, ()) = connect(&self.server, &self.config, on_push, first).await?;
         if let Some(pushes) = &pushes {
             connection.broken = pushes.end.clone();

@@ -13,7 +13,7 @@ use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisErr
 use tokio::time::timeout;
 
 use super::{
-    connect::{connect, open_pubsub, refuse_replica},
+    connect::{connect, explain_unfit, open_pubsub, refuse_unfit},
     settings::{self, Address, RedisConfig},
 };
 use crate::{
@@ -94,14 +94,17 @@ impl Sentinels {
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.name);
         let ask = connect(&self.all[sentinel], &self.config, None, async |connection| {
-            let reply: Option<(String, u16)> = question.query_async(connection).await?;
+            let reply: Result<Option<(String, u16)>, _> = question.query_async(connection).await;
+            let reply = reply.map_err(|error| {
+                explain_unfit(error, "the server is no sentinel: use `server` or `cluster`")
+            })?;
             let unknown = "a sentinel does not know the master";
             reply.ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.name.clone())))
         });
         let (_, (host, port)) = ask.await?;
         let address = Address { host: host.into(), port };
         if known != Some(&address) {
-            let check = async |connection: &mut _| refuse_replica(connection, None).await;
+            let check = async |connection: &mut _| refuse_unfit(connection, None, false).await;
             let master = settings::at(&self.master, &address);
             connect(&master, &self.config_of_master, None, check).await?;
         }

@@ -126,6 +126,7 @@ impl Leases for RedisBackend {
             TickStep::Begin => "begin",
             TickStep::BeginAgain => "again",
             TickStep::Done => "done",
+            TickStep::Forget => "forget",
         };
         let call = Call::new(&SCRIPTS.mark, &claim.name, &[keys::LEASE, keys::MARK])
             .owner(claim.owner)

@@ -1,14 +1,16 @@
 -- Sets the mark of a name to a tick, if the owner has the lease and the tick is possible. The mark
 -- is the last tick begun, with the owner of its turn behind it until that is done. Ticks are texts
 -- of 16 digits, which compare as numbers.
--- Returns {1 if it was set, or 0; the mark before, or ''; the server's time}.
+-- Removes the mark, whatever stands there, if that is the step.
+-- Returns {1 if it was set or removed, or 0; the mark before, or ''; the server's time}.
 -- step: 'begin' if the tick is greater than the mark, 'again' if it may also be the mark and is not
---   done, or 'done'
+--   done, 'done', or 'forget'
 local lease, mark = unpack(KEYS)
 local owner, tick, step, life_ms = unpack(ARGV)
 
 local before = read('GET', mark) or ''
 local last, by = string.match(before, '^(%d+):?(%x*)$')
+if step == 'forget' then return {redis.call('DEL', mark), last and before or '', time_text()} end
 local is_same = last == tick and (step == 'done' or by == owner or step == 'again' and by ~= '')
 local is_set = is_held_by(lease, owner) and (not last or tick > last or is_same)
 if is_set then

@@ -39,7 +39,10 @@ local function grant_next(at_us, fence_ms, returned)
       local given = units and digits(at_us)
         or grant(lease, fence, owner, life, fence_ms, at_us, 0, label)
       local ends = math.max(at - math.floor(ticket / 1000) + life, 0)
-      local hears = publish_to_process(channel, owner, 'g' .. given .. owner .. ends) > 0
+      -- The last letter of the key of the lease tells a mutex from a writer.
+      local hold_letter = units and 's' or string.sub(lease, -1)
+      local message = 'g' .. given .. owner .. ends .. ',' .. hold_letter
+      local hears = publish_to_process(channel, owner, message) > 0
       if units then
         out, moved = out + units, moved + units
         if hears then hold(shared, owner, units, at, life) end
