@@ -12,6 +12,7 @@ use super::{
 use crate::{
     backend::{Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
+    key::Family,
     sync::lock,
 };
 
@@ -169,15 +170,20 @@ impl fmt::Debug for LeaseGuard {
 }
 
 /// Gives a lease back to the backend. Returns whether it was held.
-async fn give_back(release: Release, slot: Option<Slot>) -> Result<bool, BackendError> {
+async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, BackendError> {
+    let is_at_one_server = release.claim.name.family != Family::Redlock;
     let mut released = pin!(release.end());
     if let Poll::Ready(answer) = poll!(released.as_mut()) {
         return answer;
     }
-    // The next caller of this process contends from here on. Its request is behind the release, so
-    // other processes were told first.
+    if is_at_one_server {
+        // The next caller of this process contends from here on. Its request is behind the release,
+        // so other processes were told first. Over several servers it could overtake the release.
+        slot = None;
+    }
+    let answer = released.await;
     drop(slot);
-    released.await
+    answer
 }
 
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the

@@ -91,7 +91,13 @@ impl Locks {
         let found = Lock::new(&self.space, lock.name.as_str().into(), mode);
         let Some(holder) = lock.held.holder else { return found.force_unlock().await };
         let claim = Claim { owner: holder, ..found.claim(mode)? };
-        Ok(Release::new(&self.space.engine.janitor, claim).end().await?)
+        let name = claim.name.clone();
+        let was_held = Release::new(&self.space.engine.janitor, claim).end().await?;
+        if was_held {
+            // Best effort: without the push, the holder learns of it at its next renewal.
+            let _ = self.space.engine.backend.tell_ended(&name, holder).await;
+        }
+        Ok(was_held)
     }
 
     /// Returns the locks that are held or waited for, out of some names.

@@ -49,6 +49,15 @@
 //! of the current thread while others use the locks or the backend, or drop it. Behind one that
 //! stands still, leases are lost, and calls get no answer.
 //!
+//! # Futures that are not polled
+//!
+//! An acquisition works while its caller polls it. A caller may poll the future once and keep it,
+//! such as an arm of a loop around `select!`. What it was granted meanwhile is not renewed. If the
+//! caller polls again before the lease ends, it has its lock. Otherwise the lease has ended by
+//! itself, and the acquisition asks again within its wait limit. So such a future delays others for
+//! its lease at most, or for 2 s after a lock was handed over to it. It fails at the next poll after
+//! its wait limit, or one try later.
+//!
 //! # Errors and cancel safety
 //!
 //! These hold for all calls of locks and guards. The docs of a call add what is its own.

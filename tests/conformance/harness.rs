@@ -39,6 +39,10 @@ pub trait Harness: Sized {
     /// How much later than its time something may happen on a busy machine.
     const BUSY: Duration = Duration::from_secs(1);
 
+    /// Whether a push reaches the process of a holder that does not wait for the name. In a cluster
+    /// a process listens to the names only for which it waits.
+    const PUSHES_TO_HOLDERS: bool = true;
+
     /// The modes of the backend, each with one that cannot be held beside it.
     const PAIRS: &[[Mode; 2]] = &PAIRS;
 
@@ -239,6 +243,8 @@ impl Clustered {
 
 impl Harness for Clustered {
     type Backend = RedisBackend;
+
+    const PUSHES_TO_HOLDERS: bool = false;
 
     async fn start() -> Self {
         let idle = Self::idle().pop();

@@ -10,6 +10,7 @@ mod back_off;
 mod commits;
 mod contention;
 mod fences;
+mod forced;
 mod handover;
 mod harness;
 mod inspections;
@@ -250,6 +251,9 @@ rules! {
             many_futures_that_are_not_polled_delay_no_other_name,
             a_task_of_a_reentrant_holder_that_is_not_polled_delays_others_for_its_lease,
             an_unlock_that_is_not_polled_delays_no_other,;
+        forced:
+            a_lock_that_is_ended_by_force_is_free_in_its_process,
+            a_holder_learns_from_another_process_that_it_was_ended,;
         latches:
             a_latch_is_counted_down_to_zero_and_no_lower,
             a_latch_that_was_never_set_is_not_at_zero,

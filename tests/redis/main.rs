@@ -14,6 +14,7 @@ mod http;
 mod jobs;
 mod large;
 mod latches;
+mod late;
 mod leader;
 mod local;
 mod log;
