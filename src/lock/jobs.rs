@@ -135,7 +135,8 @@ impl<When> Lock<Scheduled<When>> {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety).
+    /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, this asks again, and
+    /// may return `false` although it has removed the mark.
     pub async fn clear_mark(&self) -> Result<bool, Error> {
         let claim = self.claim(Mode::Exclusive)?;
         let forget = Tick { at: 0, step: TickStep::Forget, kept: KEPT };
