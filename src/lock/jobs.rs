@@ -135,7 +135,8 @@ impl<When> Lock<Scheduled<When>> {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety).
+    /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, this asks again, and
+    /// may return `false` although it has removed the mark.
     pub async fn clear_mark(&self) -> Result<bool, Error> {
         let claim = self.claim(Mode::Exclusive)?;
         let forget = Tick { at: 0, step: TickStep::Forget, kept: KEPT };
@@ -184,8 +185,8 @@ impl Job {
     /// Sets how far a tick may lie ahead of the server's time. Defaults to one day.
     ///
     /// The mark of a tick keeps all earlier ones from running. So one process whose clock is a year
-    /// ahead would stop the job for everyone. Its tick is [`InvalidConfig`](ErrorKind::InvalidConfig)
-    /// in place of that, and the error names both times.
+    /// ahead would stop the job for everyone. Its tick is an
+    /// [`InvalidConfig`](ErrorKind::InvalidConfig) in place of that. The error names both times.
     pub fn max_ahead(mut self, limit: Duration) -> Self {
         self.kind.when.ahead = limit;
         self
@@ -225,8 +226,8 @@ impl Job {
             look.warn_of_future(&self.key);
         }
         match self.begin_due(&look, kept, self.kind.runs_again, |_| Some(tick)).await? {
-            Begun::Turn(turn) => Ok(Some(turn)),
-            Begun::NotDue { .. } => Ok(None),
+            DueTick::Begun(turn) => Ok(Some(turn)),
+            DueTick::NotNow { .. } => Ok(None),
         }
     }
 }
@@ -290,18 +291,16 @@ impl Ticks {
                 };
                 let (look, begun) = through_outages("a job", begins).await?;
                 let now = match begun {
-                    Begun::Turn(turn) => return Ok(turn),
-                    Begun::NotDue { now } => now,
+                    DueTick::Begun(turn) => return Ok(turn),
+                    DueTick::NotNow { now } => now,
                 };
                 let next = Duration::from_micros(period - now % period);
-                let mut pause = if tick(now).is_some() { next } else { next.min(lease) };
-                if look.mark.is_some_and(|mark| mark.tick > now) {
-                    if told.first() {
-                        look.warn_of_future(&self.key);
-                    }
-                    pause = pause.min(LOOK_AT_FUTURE);
+                let pause = if tick(now).is_some() { next } else { next.min(lease) };
+                let is_ahead = look.mark.is_some_and(|mark| mark.tick > now);
+                if is_ahead && told.first() {
+                    look.warn_of_future(&self.key);
                 }
-                sleep(pause).await;
+                sleep(if is_ahead { pause.min(LOOK_AT_FUTURE) } else { pause }).await;
             }
         };
         let stopped = self.space.engine.janitor.stop.cancelled();
@@ -340,11 +339,11 @@ impl Look {
     }
 }
 
-/// Whether a tick was begun.
-enum Begun {
-    Turn(Turn),
+/// Whether the tick that is due was begun.
+enum DueTick {
+    Begun(Turn),
     /// No tick is to begin here, at this time of the server.
-    NotDue {
+    NotNow {
         now: u64,
     },
 }
@@ -367,11 +366,11 @@ impl<When> Lock<Scheduled<When>> {
         kept: Duration,
         waits: bool,
         tick: impl Fn(u64) -> Option<u64>,
-    ) -> Result<Begun, Error> {
+    ) -> Result<DueTick, Error> {
         let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
         let tick = || Some(Tick { at: tick(look.now())?, step, kept });
         if !tick().is_some_and(|tick| tick.is_possible(look.mark, look.stranger)) {
-            return Ok(Begun::NotDue { now: look.now() });
+            return Ok(DueTick::NotNow { now: look.now() });
         }
         let held = if waits {
             Some(self.acquire_in(Mode::Exclusive).await?)
@@ -379,17 +378,17 @@ impl<When> Lock<Scheduled<When>> {
             self.try_acquire_in(Mode::Exclusive).await?
         };
         let (Some(held), Some(tick)) = (held, tick()) else {
-            return Ok(Begun::NotDue { now: look.now() });
+            return Ok(DueTick::NotNow { now: look.now() });
         };
         let marked = self.space.engine.janitor.mark(&held.release.claim, tick).await?;
         if marked.is_set {
             let turn = Turn { held: held.into(), tick, previous: marked.before };
-            return Ok(Begun::Turn(turn));
+            return Ok(DueTick::Begun(turn));
         }
         if tick.is_possible(marked.before, held.release.claim.owner) {
             return Err(held.lost_error());
         }
-        Ok(Begun::NotDue { now: look.now() })
+        Ok(DueTick::NotNow { now: look.now() })
     }
 }
 

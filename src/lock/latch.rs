@@ -18,8 +18,8 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// The largest count. The latch remembers each step until it ends, so that a step that is sent twice
-/// counts once. Ten thousand steps take a megabyte.
+/// The largest count. The latch remembers each step until it ends, so that a step that is sent
+/// twice counts once. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
 /// A waiter that is told nothing looks after this time and the jitter, or without a subscription.

@@ -10,9 +10,11 @@ use crate::{backend::Mode, error::Error, key::Key};
 ///
 /// All waiters wait in one queue over all processes, so neither readers nor writers starve. A
 /// caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
-/// anew, it would wait behind a writer that waits for the first one. The lock is not reentrant: a
-/// writer that calls [`read`](Self::read) or [`write`](Self::write) waits for itself, until its wait
-/// limit or its lease ends. It [becomes a reader](WriteGuard::downgrade) instead.
+/// anew, it would wait behind a writer that waits for the first one.
+///
+/// The lock is not reentrant. A writer that calls [`read`](Self::read) or [`write`](Self::write)
+/// waits for itself, until its wait limit ends. It [becomes a reader](WriteGuard::downgrade)
+/// instead.
 ///
 /// # Examples
 ///

@@ -35,7 +35,9 @@ const MOST_AT_ONCE: u32 = 1000;
 /// assert!(semaphore.try_acquire_many(2).await?.is_none());
 /// assert_eq!(semaphore.available().await?, 1);
 /// two.unlock().await?;
+/// let one = semaphore.acquire().await?;
 /// assert!(semaphore.try_acquire().await?.is_some());
+/// one.unlock().await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub type Semaphore = Lock<Counted>;
@@ -136,6 +138,7 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
 ///     .lease(Duration::from_secs(60));
 /// let id = exports.acquire_many(2).await?.to_string();
 /// assert_eq!(exports.available().await?, 1);
+/// let _ends_by_itself = exports.acquire().await?;
 ///
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
