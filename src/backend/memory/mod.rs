@@ -19,7 +19,7 @@ use self::{
     data::Data,
     stored::{StoredSemaphore, Weigh, weigh_bytes},
 };
-use super::{Channels, SemaphoreKind};
+use super::{Channels, ProcessId, SemaphoreKind};
 use crate::{key::Name, sync::lock};
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -33,6 +33,8 @@ use crate::{key::Name, sync::lock};
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
     channels: Channels,
+    /// The process of its owners.
+    process: ProcessId,
 }
 
 impl MemoryBackend {
@@ -53,7 +55,11 @@ impl MemoryBackend {
 
     fn with_limit(limit: usize, weigh: Weigh) -> Self {
         let data = Data::new(limit, weigh);
-        Self { data: Arc::new(Mutex::new(data)), channels: Channels::default() }
+        Self {
+            data: Arc::new(Mutex::new(data)),
+            channels: Channels::default(),
+            process: ProcessId::fresh(),
+        }
     }
 
     /// Returns the bytes that the stored entries take. Expired entries that were not yet dropped

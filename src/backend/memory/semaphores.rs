@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backend::{
         Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holders, Holding, Kept,
-        Leases, Mark, Marked, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind,
+        Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind,
         Tick, TickStep,
     },
     error::BackendError,
@@ -24,6 +24,10 @@ use crate::{
 impl Leases for MemoryBackend {
     fn is_shared(&self) -> bool {
         false
+    }
+
+    fn process(&self) -> ProcessId {
+        self.process
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {

@@ -10,7 +10,7 @@ local owner, tick, step, life_ms = unpack(ARGV)
 
 local before = read('GET', mark) or ''
 local last, by = string.match(before, '^(%d+):?(%x*)$')
-if step == 'forget' then return {redis.call('DEL', mark), last and before or '', time_text()} end
+if step == 'forget' then return {redis.call('DEL', mark), last and before or '', digits(now())} end
 local is_same = last == tick and (step == 'done' or by == owner or step == 'again' and by ~= '')
 local is_set = is_held_by(lease, owner) and (not last or tick > last or is_same)
 if is_set then
