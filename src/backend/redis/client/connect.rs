@@ -159,12 +159,13 @@ pub(super) async fn refuse_unfit(
 }
 
 /// Says what a server is that does not know the question of a guide, such as a plain server in the
-/// place of a sentinel.
+/// place of a sentinel. Keeps the words of the server.
 pub(super) fn explain_unfit(error: RedisError, why: &'static str) -> RedisError {
-    let is_unfit = error.detail().is_some_and(|said| {
-        said.contains("cluster support disabled") || said.starts_with("unknown command")
-    });
-    if is_unfit { RedisError::from((ErrorKind::Client, why)) } else { error }
+    let said = error.detail().unwrap_or_default();
+    if said.contains("cluster support disabled") || said.starts_with("unknown command") {
+        return RedisError::from((ErrorKind::Client, why, said.to_owned()));
+    }
+    error
 }
 
 /// Loads the scripts into the server, and warns if the server may evict leases.
