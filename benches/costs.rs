@@ -12,6 +12,9 @@
 //! either figure, or any in between.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "costs/locks.rs"]
+mod locks;
+
 use std::{
     future::Future,
     sync::{
@@ -31,7 +34,7 @@ use bellwether::{
 use bytes::Bytes;
 use cpu_time::ProcessTime;
 use futures_util::{StreamExt, future::join_all};
-use redis::{Script, aio::MultiplexedConnection};
+use redis::aio::MultiplexedConnection;
 use report::figures::{Chart, Rows, Statistic, turns};
 use testkit::{
     RedisServer,
@@ -99,7 +102,9 @@ async fn all() {
         rebuild(&server).await;
     }
     if is_wanted("locks") {
-        locks(&server).await;
+        let url = server.url();
+        // It has runtimes of its own.
+        std::thread::spawn(move || locks::measure(&url)).join().unwrap();
     }
     if is_wanted("wake") {
         wake(&server).await;
@@ -716,45 +721,6 @@ async fn rebuild(server: &RedisServer) {
     let calls: Vec<_> =
         monitor.calls_from_clients().await.into_iter().map(|call| call.command).collect();
     println!("lock + unlock: {} commands ({})", calls.len(), calls.join(", "));
-}
-
-/// Measures `lock` and `unlock`, compared with a simple lock.
-async fn locks(server: &RedisServer) {
-    const TURNS: usize = 1_000;
-    const CYCLES: u32 = 10;
-    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
-    let mutex = locks.mutex("cycle");
-    let delete = Script::new(
-        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
-    );
-    let name = name("bare", Family::Lock);
-    let lease = name.suffixed("l");
-    let mut connection = connection(server).await;
-    let mut figures = [const { Vec::new() }; 2];
-    for _ in 0..turns(TURNS) {
-        figures[0].push(timed!(CYCLES, {
-            mutex.lock().await.unwrap().unlock().await.unwrap();
-        }));
-        figures[1].push(timed!(CYCLES, {
-            let token = uuid::Uuid::new_v4().simple().to_string();
-            let _: () = redis::cmd("SET")
-                .arg(&lease)
-                .arg(&token)
-                .arg("NX")
-                .arg("PX")
-                .arg(10_000)
-                .query_async(&mut connection)
-                .await
-                .unwrap();
-            let ended: i64 =
-                delete.key(&lease).arg(&token).invoke_async(&mut connection).await.unwrap();
-            assert_eq!(ended, 1);
-        }));
-    }
-    let [ours, plain] = &figures;
-    let rows = rows(Chart::HotLock, "cargo bench --bench costs -- locks", Statistic::Mean);
-    let ours = ("lock and unlock, alone", ours.as_slice());
-    rows.floor(ours, ("SET NX PX and compare-and-delete", plain)).unwrap();
 }
 
 /// Measures the time from a commit to the wake-up of a waiter on another connection. A commit

@@ -4,8 +4,8 @@
 //! Redis server and worker processes. Pin it to one core (`taskset -c 1`) to measure the work
 //! without the wake-ups across cores. Each hold lasts 1 ms, or no time with a single process. The
 //! *gap* is the time from the beginning of a release to the next acquisition by another process.
-//! *Fair* is the number of holds of the process with the fewest, divided by that of the process
-//! with the most.
+//! *Across* is the number of grants to another process than the last holder's. *Fair* is the number
+//! of holds of the process with the fewest, divided by that of the process with the most.
 //!
 //! `RUEIDIS` names the worker of `peers/go`, which `scripts/report` builds where Go is installed.
 #![allow(
@@ -97,8 +97,8 @@ fn main() {
     println!("a bare lock and unlock around a hold: {:.0} us", micros(median(&bare)));
     println!();
     println!(
-        "{:<24} {:>9} {:>7} {:>14} {:>14} {:>7} {:>10} {:>6}",
-        "", "processes", "tasks", "gap, median", "gap, p99", "calls", "holds/s", "fair"
+        "{:<24} {:>9} {:>7} {:>14} {:>14} {:>8} {:>7} {:>10} {:>6}",
+        "", "processes", "tasks", "gap, median", "gap, p99", "across/s", "calls", "holds/s", "fair"
     );
     let shape = words.iter().find_map(|word| {
         let (processes, tasks) = word.split_once('x')?;
@@ -137,8 +137,8 @@ fn contended(
         };
         println!(
             "{name:<24} {processes:>9} {tasks:>7} {half:>14} {p99:>14} \
-             {:>7.2} {:>10.0} {:>6.2}",
-            run.calls, run.holds, run.fair
+             {:>8.0} {:>7.2} {:>10.0} {:>6.2}",
+            run.across, run.calls, run.holds, run.fair
         );
         runs.push((*how, *name, run.gaps));
     }
@@ -191,6 +191,8 @@ fn micros(time: Duration) -> f64 {
 
 struct Run {
     gaps: Vec<Duration>,
+    /// The grants a second to another process than the last holder's.
+    across: f64,
     calls: f64,
     holds: f64,
     fair: f64,
@@ -259,6 +261,7 @@ fn measure(
         .collect();
     let (fewest, most) = (*each.iter().min().unwrap(), *each.iter().max().unwrap());
     Run {
+        across: gaps.len() as f64 / seconds as f64,
         gaps,
         calls: (after - before) as f64 / holds.len() as f64,
         holds: holds.len() as f64 / seconds as f64,
