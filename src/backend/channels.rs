@@ -17,7 +17,9 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Change, Claim, HANDOVER_LIFE, HandedHold, Handover, Holders, Mode, Owner, ProcessId, Tap};
+use super::{
+    Change, Claim, HANDOVER_LIFE, HandedHold, Handover, Holders, Mode, Owner, ProcessId, Tap,
+};
 use crate::{
     key::Name,
     sync::{lock, read, write},

@@ -96,12 +96,12 @@ impl Engine {
                 }
             }
             // The holder of a single lease learns of its loss by itself.
-            let is_any_lost = granted.len() > 1 && !granted.iter().all(Granted::has_lease);
+            let is_any_lost = granted.len() > 1 && !granted.iter().all(Acquired::has_lease);
             if failure.is_none() && !is_any_lost {
                 return Ok(granted.into_iter().filter_map(|one| self.held(one, terms)).collect());
             }
             // The error says more than how the releases end.
-            join_all(granted.into_iter().map(Granted::give_back)).await;
+            join_all(granted.into_iter().map(Acquired::give_back)).await;
             if let Some(error) = failure {
                 return Err(error);
             }
@@ -115,7 +115,7 @@ impl Engine {
         since: Instant,
         claim: Claim,
         terms: &AcquireTerms,
-    ) -> Result<Granted, Error> {
+    ) -> Result<Acquired, Error> {
         let mut waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
         if !claim.waits {
             waiting.try_once();
@@ -177,7 +177,7 @@ impl Engine {
     /// Runs a future, and renews what was granted before it, for as long as this is polled.
     async fn keeping<T>(
         &self,
-        granted: &mut [Granted],
+        granted: &mut [Acquired],
         upkeep: Upkeep,
         next: impl Future<Output = T>,
     ) -> T {
@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Renews leases whose caller still waits for others.
-    async fn keep(&self, granted: &mut [Granted], upkeep: Upkeep) -> std::convert::Infallible {
+    async fn keep(&self, granted: &mut [Acquired], upkeep: Upkeep) -> std::convert::Infallible {
         let Some(interval) = upkeep.renew_every else { return pending().await };
         let mut next = Instant::now() + interval / 2;
         loop {
@@ -213,8 +213,8 @@ impl Engine {
         }
     }
 
-    fn held(&self, granted: Granted, terms: &AcquireTerms) -> Option<LeaseGuard> {
-        let Granted { mut acquisition, slot } = granted;
+    fn held(&self, granted: Acquired, terms: &AcquireTerms) -> Option<LeaseGuard> {
+        let Acquired { mut acquisition, slot } = granted;
         LeaseGuard::new(&self.renewals, &mut acquisition, terms.upkeep, slot)
     }
 
@@ -225,13 +225,13 @@ impl Engine {
 
 /// A lease that was granted, and that its caller does not hold yet. Dropped, it is released in a
 /// task.
-struct Granted {
+struct Acquired {
     acquisition: Box<Acquisition>,
     /// The slot of the local queue, where the mode has one.
     slot: Option<Slot>,
 }
 
-impl Granted {
+impl Acquired {
     fn has_lease(&self) -> bool {
         self.acquisition.has_lease()
     }
@@ -254,7 +254,7 @@ struct Contender<'a> {
 
 impl Contender<'_> {
     /// Asks until the lease is granted or handed over.
-    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<Granted, Error> {
+    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<Acquired, Error> {
         if self.acquisition.has_lease() {
             // The last holder has passed it on.
             return Ok(self.granted());
@@ -349,15 +349,15 @@ impl Contender<'_> {
     }
 
     /// Takes what the backend has granted. A turn of this process begins with it.
-    fn granted_by_backend(mut self) -> Granted {
+    fn granted_by_backend(mut self) -> Acquired {
         if let Some(slot) = &mut self.slot {
             slot.begin_turn(self.acquisition.take_changes());
         }
         self.granted()
     }
 
-    fn granted(self) -> Granted {
-        Granted { acquisition: self.acquisition, slot: self.slot }
+    fn granted(self) -> Acquired {
+        Acquired { acquisition: self.acquisition, slot: self.slot }
     }
 
     /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be

@@ -31,9 +31,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(2);
 /// from others. So the callers that get none ask in tasks of their own, which have permits of their
 /// own.
 #[derive(Default)]
-pub(super) struct Asking(Shards<OnceLock<Permits>>);
+pub(super) struct Asking(Shards<OnceLock<AskingPermits>>);
 
-struct Permits {
+struct AskingPermits {
     of_callers: Semaphore,
     of_tasks: Semaphore,
 }
@@ -52,7 +52,7 @@ impl Asking {
         left: Duration,
     ) -> Result<Claimed, BackendError> {
         let permits = self.0.of(shard);
-        let of_callers = &permits.get_or_init(Permits::new).of_callers;
+        let of_callers = &permits.get_or_init(AskingPermits::new).of_callers;
         if let Ok(_permit) = of_callers.try_acquire() {
             return acquisition.acquire(limit).await;
         }
@@ -71,19 +71,19 @@ impl Asking {
     }
 }
 
-impl Permits {
+impl AskingPermits {
     fn new() -> Self {
         Self { of_callers: Semaphore::new(TURNS), of_tasks: Semaphore::new(TURNS) }
     }
 }
 
 async fn ask_in_task(
-    permits: Arc<OnceLock<Permits>>,
+    permits: Arc<OnceLock<AskingPermits>>,
     mut acquisition: Box<Acquisition>,
     limit: Duration,
     left: Duration,
 ) -> (Box<Acquisition>, Result<Claimed, BackendError>) {
-    let of_tasks = &permits.get_or_init(Permits::new).of_tasks;
+    let of_tasks = &permits.get_or_init(AskingPermits::new).of_tasks;
     let _permit = timeout(LONGEST_WAIT.min(left), of_tasks.acquire()).await;
     let answer = acquisition.acquire(limit).await;
     (acquisition, answer)

@@ -194,7 +194,7 @@ struct KeeperTask {
 }
 
 /// What the task of a queue does next.
-enum Next {
+enum KeeperStep {
     /// It waits until then, or until it is to look earlier.
     Wait(Instant, Arc<Notify>),
     /// It keeps the entries, and names the claims of some waiters.
@@ -208,15 +208,15 @@ impl KeeperTask {
         static SAID: Rarely = Rarely::once_in(1);
         loop {
             let (named, claims) = match self.next() {
-                Next::Keep { named, claims } => (named, claims),
-                Next::Wait(look_at, earlier) => {
+                KeeperStep::Keep { named, claims } => (named, claims),
+                KeeperStep::Wait(look_at, earlier) => {
                     tokio::select! {
                         () = sleep_until(look_at) => {}
                         () = earlier.notified() => {}
                     }
                     continue;
                 }
-                Next::End => {
+                KeeperStep::End => {
                     self.has_ended = true;
                     return;
                 }
@@ -235,22 +235,22 @@ impl KeeperTask {
         }
     }
 
-    fn next(&self) -> Next {
+    fn next(&self) -> KeeperStep {
         let Entry::Occupied(queue) = self.keeper.queues.entry(self.key.clone()) else {
-            return Next::End;
+            return KeeperStep::End;
         };
         let KeptQueue { waiters, look_at, earlier } = queue.get();
         if *look_at > Instant::now() {
-            return Next::Wait(*look_at, earlier.clone());
+            return KeeperStep::Wait(*look_at, earlier.clone());
         }
         if waiters.is_empty() {
             // Under the lock of the queue: a waiter that comes now begins another one.
             queue.remove();
-            return Next::End;
+            return KeeperStep::End;
         }
         let named = waiters.iter().take(NAMED);
         let (named, claims) = named.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip();
-        Next::Keep { named, claims }
+        KeeperStep::Keep { named, claims }
     }
 }
 

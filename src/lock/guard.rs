@@ -2,14 +2,13 @@
 
 use std::{marker::PhantomData, ops::Deref, sync::Arc};
 
-use super::{mutex::Exclusive, semaphore::Counted};
 use crate::{
     backend::Mode,
     error::Error,
     lease::{Lease, LeaseGuard},
 };
 
-/// A lock that is held. How it is held has a name of its own, as [`MutexGuard`].
+/// A lock that is held. How it is held has a name of its own, as [`MutexGuard`](super::MutexGuard).
 ///
 /// Its [lease](Lease) is renewed while the guard lives. A [dropped guard](super#dropped-guards)
 /// releases the lock. The guards of a [reentrant](super::ReentrantMutex) holder share one lease,
@@ -33,19 +32,12 @@ pub struct Guard<Held> {
     held: PhantomData<Held>,
 }
 
-/// A [`Mutex`](super::Mutex) that is held, or a [reentrant one](super::ReentrantMutex).
-pub type MutexGuard = Guard<Exclusive>;
-
 /// An [`RwLock`](super::RwLock) that is held beside other readers. It can be cloned. It has no
 /// fencing token, because several callers hold at once.
 pub type ReadGuard = Guard<SharedHold>;
 
 /// An [`RwLock`](super::RwLock) that is held alone.
 pub type WriteGuard = Guard<SoleHold>;
-
-/// Permits of a [`Semaphore`](super::Semaphore). They have no fencing token, because several
-/// callers hold at once.
-pub type SemaphorePermit = Guard<Counted>;
 
 /// How a [`ReadGuard`] holds its lock.
 #[derive(Debug)]
@@ -55,10 +47,8 @@ pub struct SharedHold;
 #[derive(Debug)]
 pub struct SoleHold;
 
-/// A way to hold a lock that gives each hold a [fencing token](MutexGuard::fence).
+/// A way to hold a lock that gives each hold a [fencing token](Guard::fence).
 pub trait Fenced {}
-
-impl Fenced for Exclusive {}
 
 impl Fenced for SoleHold {}
 
@@ -127,16 +117,6 @@ impl WriteGuard {
     /// the errors and the cancel safety of [`ReadGuard::try_upgrade`].
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
         self.pass_to(Mode::Read).await?.map_err(|held| held.lost_error())
-    }
-}
-
-impl SemaphorePermit {
-    /// Returns the number of permits.
-    pub fn count(&self) -> u32 {
-        match self.release.claim.mode {
-            Mode::Permit { count, .. } => count,
-            _ => 1,
-        }
     }
 }
 

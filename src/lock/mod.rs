@@ -55,8 +55,8 @@
 //! such as an arm of a loop around `select!`. What it was granted meanwhile is not renewed. If the
 //! caller polls again before the lease ends, it has its lock. Otherwise the lease has ended by
 //! itself, and the acquisition asks again within its wait limit. So such a future delays others for
-//! its lease at most, or for 2 s after a lock was handed over to it. It fails at the next poll after
-//! its wait limit, or one try later.
+//! its lease at most, or for 2 s after a lock was handed over to it. It fails at the next poll
+//! after its wait limit, or one try later.
 //!
 //! # Errors and cancel safety
 //!
@@ -100,17 +100,17 @@ pub mod ladder {
 pub use self::majority::Majority;
 pub use self::{
     front::Lock,
-    guard::{Guard, MutexGuard, ReadGuard, SemaphorePermit, WriteGuard},
+    guard::{Guard, ReadGuard, WriteGuard},
     jobs::{Job, JobMark, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
     list::ListedLock,
     locks::Locks,
-    mutex::Mutex,
+    mutex::{Mutex, MutexGuard},
     redlock::Redlock,
     reentrant::ReentrantMutex,
     rw::RwLock,
-    semaphore::{PermitId, Permits, Semaphore},
+    semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
 pub use crate::observe::LockStats;

@@ -1,8 +1,9 @@
 //! The mutex, plain or fair.
 
 use super::{
-    Locks, MutexGuard,
+    Locks,
     front::{Lock, Looks, Renews},
+    guard::{Fenced, Guard},
 };
 use crate::{backend::Mode, error::Error, key::Key};
 
@@ -33,6 +34,11 @@ pub type Mutex = Lock<Exclusive>;
 /// The kind of a [`Mutex`], and of its fair one.
 #[derive(Clone, Debug)]
 pub struct Exclusive(pub(super) Mode);
+
+/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
+pub type MutexGuard = Guard<Exclusive>;
+
+impl Fenced for Exclusive {}
 
 impl Renews for Exclusive {}
 

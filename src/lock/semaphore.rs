@@ -4,8 +4,9 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    Locks, SemaphorePermit,
+    Locks,
     front::{Lock, Looks, RenewalPace, Renews, ensure},
+    guard::Guard,
 };
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
@@ -45,6 +46,20 @@ pub type Semaphore = Lock<Counted>;
 /// The kind of a [`Semaphore`], with the number of its permits.
 #[derive(Clone, Debug)]
 pub struct Counted(u32);
+
+/// Permits of a [`Semaphore`] that are held. They have no fencing token, because several callers
+/// hold at once.
+pub type SemaphorePermit = Guard<Counted>;
+
+impl SemaphorePermit {
+    /// Returns the number of permits.
+    pub fn count(&self) -> u32 {
+        match self.lease.release.claim.mode {
+            Mode::Permit { count, .. } => count,
+            _ => 1,
+        }
+    }
+}
 
 impl Renews for Counted {}
 

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     backend::{
         Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holders, Holding, Kept,
-        Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE, Renewal, SemaphoreKind,
-        Tick, TickStep,
+        Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE, Renewal,
+        SemaphoreKind, Tick, TickStep,
     },
     error::BackendError,
     key::{Family, Name, Namespace},

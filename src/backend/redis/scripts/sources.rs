@@ -57,7 +57,7 @@ sources! {
         "lib/publish" "lib/process_channels" "lib/publish_to_process" "lib/count_holds"
         "lib/first_end" "lib/fits" "lib/write_hold" "lib/hold" "lib/read_entry" "lib/claim_at"
         "lib/grant_next" "keep";
-    latch: "lib/read" "lib/fail_foreign" "lib/keep" "lib/publish" "latch";
+    latch: "lib/read" "lib/fail_foreign" "lib/publish" "latch";
     mark: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/is_held_by" "mark";
     release: "usual/release" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
         "lib/batch" "lib/is_held_by" "lib/grant" "lib/publish" "lib/process_channels"
