@@ -24,7 +24,6 @@ pub use self::{
     port::Port,
     process::Process,
     raw::{Raw, patient},
-    scripts::script,
     sentinels::Sentinels,
     server::RedisServer,
     signal::signal,

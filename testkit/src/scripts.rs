@@ -8,13 +8,3 @@ pub(crate) fn scripts() -> Vec<(&'static str, &'static str)> {
     let scripts = sources::Scripts::from_sources(|source| source);
     scripts.all().map(|(name, source)| (name, *source)).collect()
 }
-
-/// Returns the text of a script.
-///
-/// # Panics
-///
-/// Panics if there is no script with this name.
-pub fn script(name: &str) -> &'static str {
-    let found = scripts().into_iter().find(|(of, _)| *of == name);
-    found.expect("a script of the crate").1
-}

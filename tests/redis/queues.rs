@@ -141,6 +141,36 @@ async fn a_claim_passes_dead_waiters_in_batches() {
     }
 }
 
+/// The life of a deadline tells a step of the clock. A life that is too long for the fraction of
+/// the score is left out.
+#[tokio::test]
+async fn a_deadline_has_the_life_that_it_was_given() {
+    let mut scene = Scene::start().await;
+    let [holder, waiting] = [scene.claim(Mode::Fair), scene.claim(Mode::Fair)];
+    granted(&scene.backend, &holder).await;
+    held(&scene.backend, &waiting).await;
+    let process = &waiting.owner.to_string()[..16];
+    let deadlines = scene.name.suffixed("d");
+    let mut before = 0;
+    for millis in [2_000, 2_001, 64_000, 204_700, 204_701, 3_600_000, 2_000, 2_000] {
+        let life = Duration::from_millis(millis);
+        let kept = scene.backend.keep(std::slice::from_ref(&waiting), life).await.unwrap();
+        assert!(!kept.has_lapsed && kept.stands == [true], "{life:?}: {kept:?}");
+        let score: f64 = scene.raw.run(&["ZSCORE", &deadlines, process]).await;
+        let (seconds, micros) = scene.raw.run::<(u64, u64)>(&["TIME"]).await;
+        let left = score.floor() - (seconds * 1_000 + micros / 1_000) as f64;
+        assert!(left <= millis as f64 && left > millis as f64 - 1_000.0, "{life:?}: {left}");
+        let told = score.fract() * 204_800.0;
+        let expected = if millis > 204_700 { 0 } else { millis.next_multiple_of(100) };
+        assert_eq!(told, expected as f64, "{life:?}");
+        // The keys last as long as the last deadline that is there before.
+        let ends = scene.raw.pttl(&deadlines).await;
+        assert!(ends as f64 >= left - 1_000.0, "{life:?}: {ends}");
+        assert!(ends <= millis.max(before) as i64, "{life:?}: {ends}");
+        before = millis;
+    }
+}
+
 /// No process hears of it, so no reader is granted the lock, and the release ends.
 #[tokio::test]
 async fn readers_that_do_not_hear_keep_their_entries() {

@@ -21,7 +21,7 @@ if not holder and fits(out, units, limit) then
       granted = tonumber(grant(lease, fence, owner, lease_ms, fence_ms, at_us, 0, label))
     end
     -- Not before the grant, which a full server is to refuse: see `is_full`.
-    redis.call('ZREM', queue, entry)
+    if first then redis.call('ZREM', queue, entry) end
     return granted
   end
   left = first_ms
