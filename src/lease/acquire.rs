@@ -6,7 +6,10 @@
 //! caller asks again. So a future that is not polled keeps others waiting for its lease at most, or
 //! for 2 s after a handover. Nothing watches a caller, and nothing is taken from it.
 
-use std::{future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::join_all};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -16,7 +19,7 @@ use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
     keeper::KeptPlace,
     local_queue::{Slot, SlotNotice},
-    run_until, try_limit,
+    try_limit,
 };
 use crate::{
     backend::{Change, Claim, Claimed, Mode, Renewal},
@@ -55,7 +58,9 @@ impl Engine {
         let begun = Instant::now();
         let span = spans::lock(what);
         let tries_once = terms.claims.iter().any(|claim| !claim.waits);
-        let acquiring = self.janitor.polled.track_future(self.acquire_all(begun, &terms));
+        // In a box, because what is around it moves it.
+        let acquiring = Box::pin(self.acquire_all(begun, &terms));
+        let acquiring = self.janitor.polled.track_future(acquiring);
         // The retry strategy may be code of the user.
         let caught = AssertUnwindSafe(acquiring).catch_unwind().instrument(span.clone()).await;
         let outcome = caught.unwrap_or_else(|_panic| {
@@ -86,8 +91,13 @@ impl Engine {
             for claim in &terms.claims {
                 let claim =
                     if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
-                let acquiring = self.acquire_one(since, claim, terms);
-                match self.keeping(&mut granted, terms.upkeep, acquiring).await {
+                let acquired = if granted.is_empty() {
+                    self.acquire_one(since, claim, terms).await
+                } else {
+                    let acquiring = Box::pin(self.acquire_one(since, claim, terms));
+                    self.keeping(&mut granted, terms.upkeep, acquiring).await
+                };
+                match acquired {
                     Ok(next) => granted.push(next),
                     Err(error) => {
                         failure = Some(error);
@@ -120,14 +130,17 @@ impl Engine {
         if !claim.waits {
             waiting.try_once();
         }
-        let acquiring = async {
+        let acquiring = pin!(async {
             let contender = self.queue_up(claim, terms.upkeep, &mut waiting).await?;
-            contender.acquire(&mut waiting).await
-        };
-        let acquired = run_until(self.janitor.stop.cancelled(), acquiring).await;
-        let granted = acquired.unwrap_or_else(|| Err(Error::shut_down()))?;
-        self.renewals.meter.woken(waiting.pushed_at, "acquired");
-        Ok(granted)
+            let acquired = contender.acquire(&mut waiting).await?;
+            self.renewals.meter.woken(waiting.pushed_at, "acquired");
+            Ok(acquired)
+        });
+        tokio::select! {
+            biased;
+            () = self.janitor.stop.cancelled() => Err(Error::shut_down()),
+            acquired = acquiring => acquired,
+        }
     }
 
     /// Waits for the slot of the local queue, where the mode has one.
@@ -181,9 +194,6 @@ impl Engine {
         upkeep: Upkeep,
         next: impl Future<Output = T>,
     ) -> T {
-        if granted.is_empty() {
-            return next.await;
-        }
         tokio::select! {
             biased;
             output = next => output,
@@ -192,7 +202,7 @@ impl Engine {
     }
 
     /// Renews leases whose caller still waits for others.
-    async fn keep(&self, granted: &mut [Acquired], upkeep: Upkeep) -> std::convert::Infallible {
+    async fn keep(&self, granted: &mut [Acquired], upkeep: Upkeep) -> Infallible {
         let Some(interval) = upkeep.renew_every else { return pending().await };
         let mut next = Instant::now() + interval / 2;
         loop {

@@ -106,15 +106,12 @@ impl Release {
     ///
     /// If the future is dropped after it was first polled, the release goes on in a task.
     pub(crate) async fn end(self) -> Result<bool, BackendError> {
-        let janitor = self.janitor.clone();
-        let claim = self.claim.clone();
-        let owed = OwedRelease(Some(self));
-        let released = janitor.backend.release(&claim);
+        let mut owed = OwedRelease { release: self, is_settled: false };
+        let Self { janitor, claim, .. } = &owed.release;
+        let released = janitor.backend.release(claim);
         let answer = janitor.polled.track_future(released).await;
-        match owed.settle() {
-            Some(release) => release.ended(answer),
-            None => answer,
-        }
+        owed.is_settled = true;
+        owed.release.ended(answer)
     }
 
     /// Releases in a task what may be granted, or has a queue entry.
@@ -123,14 +120,11 @@ impl Release {
     }
 
     /// Leaves to a task what the answer to the first request leaves to be done. Returns the answer.
-    pub(super) fn ended(
-        mut self,
-        answer: Result<bool, BackendError>,
-    ) -> Result<bool, BackendError> {
+    pub(super) fn ended(&self, answer: Result<bool, BackendError>) -> Result<bool, BackendError> {
         // Without an answer, the lease may be released later.
-        self.outcome_unknown |= answer.is_err();
-        if self.outcome_unknown {
-            self.go_on(answer.is_ok());
+        let outcome_unknown = self.outcome_unknown || answer.is_err();
+        if outcome_unknown {
+            Self { outcome_unknown, ..self.clone() }.go_on(answer.is_ok());
         }
         answer
     }
@@ -202,18 +196,15 @@ impl Release {
 }
 
 /// A release that was begun. Dropped before its answer, it goes on in a task.
-struct OwedRelease(Option<Release>);
-
-impl OwedRelease {
-    fn settle(mut self) -> Option<Release> {
-        self.0.take()
-    }
+struct OwedRelease {
+    release: Release,
+    is_settled: bool,
 }
 
 impl Drop for OwedRelease {
     fn drop(&mut self) {
-        if let Some(release) = self.0.take() {
-            release.go_on(false);
+        if !self.is_settled {
+            self.release.clone().go_on(false);
         }
     }
 }

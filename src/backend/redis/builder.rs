@@ -11,7 +11,7 @@ use serde::{
 };
 
 use super::{
-    RedisBackend, RedisInner,
+    RedisBackend, RedisInner, StayingChannels,
     client::{RedisConfig, Replicas, Secret, Servers},
     keys::ChannelNames,
     ops::Heartbeat,
@@ -208,6 +208,7 @@ impl RedisBackendBuilder {
             servers,
             process: self.process.unwrap_or_else(ProcessId::fresh),
             channel_names: ChannelNames::new(database),
+            staying: StayingChannels::default(),
             publish_refused: AtomicBool::new(false),
             heartbeat: Heartbeat::default(),
         })))

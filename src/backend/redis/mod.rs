@@ -25,8 +25,10 @@ use std::{
 };
 
 pub use self::builder::RedisBackendBuilder;
+use dashmap::DashMap;
+
 use self::{client::Servers, ops::Heartbeat};
-use crate::{backend::ProcessId, error::Error};
+use crate::{backend::ProcessId, error::Error, random::Hasher};
 
 /// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
 #[cfg(any(fuzzing, test))]
@@ -63,10 +65,18 @@ struct RedisInner {
     /// The process of its owners. Clones share it.
     process: ProcessId,
     channel_names: keys::ChannelNames,
+    staying: StayingChannels,
     /// The server refused to publish for this backend, and the log has said so.
     publish_refused: AtomicBool,
     /// Tells local tiers that they have missed nothing.
     heartbeat: Heartbeat,
+}
+
+/// The channels of the process that are open for good, by the scope of the names that they are for.
+#[derive(Default)]
+struct StayingChannels {
+    queued: DashMap<String, Arc<str>, Hasher>,
+    registered: DashMap<String, Arc<str>, Hasher>,
 }
 
 impl RedisBackend {

@@ -287,21 +287,34 @@ impl RedisBackend {
     /// this process opened for good, if that is enough.
     fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
         let waits = claim.is_none_or(|claim| claim.waits);
-        let names = &self.0.channel_names;
-        let own = if waits {
-            let process = claim.map_or_else(|| self.process(), |claim| claim.owner.process());
-            names.queued(name, process)
-        } else {
-            names.registered(name)
-        };
+        let process = claim.map_or_else(|| self.process(), |claim| claim.owner.process());
         let is_enough = claim.is_some_and(|_| waits || name.family == Family::Cache);
         if is_enough && self.0.servers.is_single() {
-            self.0.servers.events.channels.open(&own);
-            return vec![own];
+            return vec![self.staying_channel(name, waits, process)];
         }
         // The process hears of what is granted to it in the queue.
-        let of_name = name.suffixed(self.channel()).into();
-        std::iter::once(of_name).chain(waits.then_some(own)).collect()
+        let mut heard = vec![name.suffixed(self.channel()).into()];
+        if waits {
+            heard.push(self.0.channel_names.queued(name, process));
+        }
+        heard
+    }
+
+    /// Returns the channel of a process, which is open for good. Its name is put together once for
+    /// all names of a scope.
+    fn staying_channel(&self, name: &Name, waits: bool, process: ProcessId) -> Arc<str> {
+        let is_own = process == self.process();
+        let known = if waits { &self.0.staying.queued } else { &self.0.staying.registered };
+        if is_own && let Some(channel) = known.get(name.scope()) {
+            return channel.clone();
+        }
+        let names = &self.0.channel_names;
+        let channel = if waits { names.queued(name, process) } else { names.registered(name) };
+        self.0.servers.events.channels.open(&channel);
+        if is_own {
+            known.insert(name.scope().to_owned(), channel.clone());
+        }
+        channel
     }
 }
 
