@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{BackOff, Failure, Mode, Occupied, Owner};
+use tokio::time::Instant;
+
+use super::{BackOff, Failure, Mode, Occupied, Owner, SemaphoreKind};
+use crate::{escape::Escaped, key::Name};
 
 /// The holder of a lock or of a load, and how many wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,11 +56,33 @@ impl Holding {
     }
 }
 
+/// Where a search for locks goes on: at each server, behind what it has looked at. The default is
+/// its begin.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SearchFrom {
+    /// The cursor of each server, or `None` where the search has ended. Empty before the begin.
+    pub(crate) cursors: Vec<Option<String>>,
+    /// When the last step ended.
+    pub(crate) at: Option<Instant>,
+}
+
+/// What one step of a search for locks has found.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub struct FoundLocks {
+    /// The locks that are held or waited for, in any order. A lock may come twice, or be free by
+    /// then.
+    pub locks: Vec<(Name, SemaphoreKind)>,
+    /// Where the next step begins. `None` if this was the last one.
+    pub next: Option<SearchFrom>,
+}
+
 impl fmt::Display for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.holders, &self.owner, &self.process) {
             (0, ..) => f.write_str("not held")?,
-            (_, Some(owner), _) => write!(f, "held by {owner}")?,
+            (_, Some(owner), _) => write!(f, "held by {}", Escaped(owner))?,
             (_, None, Some(process)) => write!(f, "held by process {process}")?,
             (holders, None, None) => write!(f, "held by {holders}")?,
         }

@@ -62,6 +62,7 @@ pub use self::{
     channels::{Changes, Channels},
     claim::{Claim, Grant, HANDOVER_LIFE, Kept, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal},
     entry::{Entry, EntryKind, Windows},
+    inspect::{FoundLocks, SearchFrom},
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
@@ -143,12 +144,13 @@ pub trait Leases: Send + Sync + 'static {
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError>;
 
-    /// Returns the locks of a namespace that are held or waited for, in any order. One may come
-    /// twice, or be free by then. The default refuses.
+    /// Does one step of a search for the locks of a namespace that are held or waited for. The
+    /// default refuses.
     async fn lock_names(
         &self,
         _namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        _from: &SearchFrom,
+    ) -> Result<FoundLocks, BackendError> {
         Err(BackendError::refused("the backend does not search for locks"))
     }
 

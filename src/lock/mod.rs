@@ -95,7 +95,7 @@ pub use self::{
     jobs::{Job, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
-    list::ListedLock,
+    list::{ListedLock, LockSearch},
     locks::Locks,
     mutex::Mutex,
     redlock::Redlock,
