@@ -9,10 +9,13 @@
 
 mod commands;
 mod doctor;
+mod ends;
+mod escapes;
 mod fleet;
 mod runbook;
 mod terminal;
 mod top;
+mod unknown;
 
 use std::process::{Command, Output};
 
