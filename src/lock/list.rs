@@ -43,8 +43,8 @@ impl Locks {
     /// Returns the locks of this namespace that are held or waited for. The lock that most callers
     /// wait for comes first, and then the one that is held for longest. Latches are not among them.
     ///
-    /// It [searches](Self::search) all keys of the server. That takes about 1 s for 10,000 keys, and
-    /// a minute and a half for a million.
+    /// It [searches](Self::search) all keys of the server. That takes about 1 s for 10,000 keys,
+    /// and a minute and a half for a million.
     ///
     /// # Errors and cancel safety
     ///
@@ -141,6 +141,19 @@ impl LockSearch {
     ///
     /// As [all locks](super#errors-and-cancel-safety). The user needs the right to `SCAN`. After an
     /// error, and if the future is dropped, the next call does the same step.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn show(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+    /// let mut search = locks.search();
+    /// while let Some(found) = search.next().await? {
+    ///     for lock in found {
+    ///         println!("{lock}");
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<Vec<ListedLock>>, Error> {
         let Some(from) = &self.from else { return Ok(None) };
         let space = &self.locks.space;

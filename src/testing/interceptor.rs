@@ -179,8 +179,8 @@ operations! {
         Inspect { name: Name = &Name, kind: SemaphoreKind = SemaphoreKind } -> Holding =
             inspect(name, *kind);
         /// Lists locks.
-        LockNames { namespace: Namespace = &Namespace, from: SearchFrom = &SearchFrom } -> FoundLocks =
-            lock_names(namespace, from);
+        LockNames { namespace: Namespace = &Namespace, from: SearchFrom = &SearchFrom }
+            -> FoundLocks = lock_names(namespace, from);
         /// Ends a lease by force.
         Clear { name: Name = &Name, mode: Mode = Mode } -> bool = clear(name, *mode);
         /// Registers a waiter for pushes.

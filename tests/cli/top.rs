@@ -105,7 +105,8 @@ async fn the_screen_fits_its_terminal_at_any_size() {
             && lines().any(|line| line.starts_with("and ") && line.ends_with(" more"))
             // Both keys are cut, and can be told apart.
             && ["first", "second"].iter().all(|end| {
-                lines().any(|line| line.starts_with("kkk") && line.contains('…') && line.contains(end))
+                let is_cut = |line: &str| line.starts_with("kkk") && line.contains('…');
+                lines().any(|line| is_cut(line) && line.contains(end))
             })
     };
     let small = terminal.comes_to("a screen of 80x24", is_whole).await;

@@ -118,18 +118,19 @@ fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
     }
     if error.to_string().to_lowercase().contains("certificate") {
         let what = format!(
-            "{server} shows a certificate that is not trusted; name the file of its CA in the \
-             variable `SSL_CERT_FILE`"
+            "{server} shows a certificate that is not trusted; if its CA is not known here, name \
+             the file of the CA in the variable `SSL_CERT_FILE`"
         );
         return failed(what, error);
     }
-    let (kind, use_this) = match server {
-        ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
-        _ => ("for TLS", "`rediss:`"),
+    let cause = match server {
+        // Nobody is told to leave TLS.
+        ConnectionAddr::TcpTls { .. } => "is without TLS: then give its port for TLS",
+        _ => "is for TLS: then use `rediss:`",
     };
     let text = format!(
         "{server} accepted the connection, but did not log in; it may be overloaded, or its port \
-         is {kind}: then use {use_this}"
+         {cause}"
     );
     failed(text, error)
 }
