@@ -155,6 +155,9 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// Names the holder by its label, its process, or their number.
 pub(crate) fn holder(held: &Holding) -> String {
+    if held.is_foreign {
+        return "data of another program".to_owned();
+    }
     match (&held.owner, &held.process) {
         (Some(owner), _) => owner.clone(),
         (None, Some(process)) => format!("process {process}"),
@@ -250,6 +253,7 @@ fn held_json(held: &Holding) -> Value {
         "held_for_ms": held.held_for.map(millis),
         "expires_in_ms": millis(held.expires_in),
         "waiting": held.waiting,
+        "foreign": held.is_foreign,
     })
 }
 

@@ -33,6 +33,9 @@ pub struct Holding {
     /// The failed loads of an entry in a row, and the last of them. The wait is zero when it has
     /// ended and the failures are still [remembered](BackOff::remembered).
     pub failed: Option<(BackOff, Failure)>,
+    /// The name holds data that this crate did not write, so nothing else is known. Only lists have
+    /// it: a question about one name is an error.
+    pub is_foreign: bool,
 }
 
 impl Holding {
@@ -52,7 +55,7 @@ impl Holding {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.holders == 0 && self.waiting == 0
+        self.holders == 0 && self.waiting == 0 && !self.is_foreign
     }
 }
 
@@ -80,6 +83,9 @@ pub struct FoundLocks {
 
 impl fmt::Display for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_foreign {
+            return f.write_str("holds data that this crate did not write");
+        }
         match (self.holders, &self.owner, &self.process) {
             (0, ..) => f.write_str("not held")?,
             (_, Some(owner), _) => write!(f, "held by {}", Escaped(owner))?,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backend::{Claim, Holding, Mode, SearchFrom, SemaphoreKind},
-    error::Error,
+    error::{BackendErrorKind, Error},
     escape::Escaped,
     key::{Key, Name},
     lease::Release,
@@ -111,7 +111,15 @@ impl Locks {
         let mut listed = Vec::new();
         for batch in locks.chunks(INSPECTED_AT_ONCE) {
             let backend = &self.space.engine.backend;
-            let questions = batch.iter().map(|(name, kind)| backend.inspect(name, *kind));
+            let questions = batch.iter().map(async |(name, kind)| {
+                match backend.inspect(name, *kind).await {
+                    // One such name must not hide all other locks.
+                    Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                        Ok(Holding { is_foreign: true, ..Holding::default() })
+                    }
+                    answer => answer,
+                }
+            });
             let answers = try_join_all(questions).await?;
             for ((name, kind), held) in batch.iter().zip(answers) {
                 if !held.is_idle() {

@@ -97,3 +97,19 @@ async fn no_process_is_said_to_be_missing_before_it_could_answer() {
     let text = printed(&run(&server, &["top", "--seconds", "0"]).await, 0);
     assert!(text.contains("asking the processes"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_of_another_program_does_not_hide_the_locks() {
+    let server = RedisServer::start().await;
+    let here = Locks::new(testkit::open(server.url()), NAMESPACE).owner("pod-7");
+    let _guard = here.mutex("import").lock().await.unwrap();
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["SET", "shop:l:{other}:l", "garbage", "PX", "60000"]).await;
+    let listed = printed(&run(&server, &["locks"]).await, 0);
+    let row = |name: &str| listed.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(row("import").contains("pod-7"), "{listed}");
+    assert!(row("other").contains("data of another program"), "{listed}");
+    let explained = printed(&run(&server, &["unlock", "other", "--yes"]).await, 0);
+    assert!(explained.contains("holds data that this crate did not write"), "{explained}");
+    assert!(!printed(&run(&server, &["locks"]).await, 0).contains("other"));
+}
