@@ -89,6 +89,19 @@ pub(crate) async fn has_keys(server: &Server) -> Option<bool> {
     }
 }
 
+/// Returns whether a cache with tags has stored anything in the namespace. `None` if that is not
+/// known, as at several servers.
+pub(crate) async fn has_tags(server: &Server) -> Option<bool> {
+    let urls = server.urls().ok()?;
+    let [url] = urls.as_slice() else { return None };
+    if server.cluster || server.master.is_some() {
+        return None;
+    }
+    let mut connection = doctor::connect(url).await.ok()?;
+    let number = format!("{}:t:{{tags}}:n", server.namespace);
+    redis::cmd("EXISTS").arg(number).query_async(&mut connection).await.ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

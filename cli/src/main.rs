@@ -120,6 +120,12 @@ enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Removes all values of the namespace that caches with tags have stored.
+    Clear {
+        /// Does not ask.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Removes a value from a cache, or all values with a tag.
     Invalidate {
         /// The key, or the `http://` or `https://` address of a response that an HTTP layer stores.
@@ -255,6 +261,7 @@ async fn run(options: Options) -> Result<Exit, Failure> {
             let name = keys::read_plain(&name, escaped)?;
             unlock(&server.locks()?, &name, yes, json).await
         }
+        Command::Clear { yes } => clear(&server, yes, json).await,
         Command::Invalidate { key, tag, escaped, expect, schema } => {
             let cache = server.cache(schema)?;
             match (key, tag) {
@@ -328,6 +335,33 @@ async fn invalidate_tag(cache: &Cache<Value>, tag: &str, json: bool) -> Result<E
     Ok(Exit::Well)
 }
 
+/// Ends all values of the namespace, after a question.
+async fn clear(server: &Server, yes: bool, json: bool) -> Result<Exit, Failure> {
+    // A cache without tags looks at no number, so its values would stay.
+    if keys::has_tags(server).await == Some(false) {
+        let why = "no cache with tags has stored anything in this namespace; only values of a \
+                   cache with tags can be cleared: invalidate each key, or change the namespace";
+        match json {
+            true => show::print_json(&json!({ "error": why }))?,
+            false => show::warn(why),
+        }
+        return Ok(Exit::Nothing);
+    }
+    if !yes {
+        let namespace = &server.namespace;
+        let question = format!("All values of {namespace} that have tags on are loaded anew.");
+        ask(&question, &format!("Clear {namespace}"))?;
+    }
+    server.cache(0)?.clear().await?;
+    match json {
+        true => show::print_json(&json!({ "cleared": server.namespace }))?,
+        false => show::print(
+            "cleared: the next caller of each value loads; values of caches without tags stay",
+        )?,
+    }
+    Ok(Exit::Well)
+}
+
 /// Ends the locks of a name, after a question.
 async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit, Failure> {
     let held = locks.explain(name).await?;
@@ -359,26 +393,33 @@ async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit
     Ok(if all_ended { Exit::Well } else { Exit::Nothing })
 }
 
-/// Asks the user, where there is something to end. The question is no part of the output.
+/// Asks the user, where there is something to end.
 fn confirm(name: &str, held: &[ListedLock]) -> Result<(), Failure> {
-    let shown = Escaped(name);
     if held.is_empty() {
         return Ok(());
     }
+    let shown = Escaped(name);
+    let mut question = String::new();
+    for lock in held {
+        question += &format!("{lock}\n");
+    }
+    question += "Its holder is told, but may still act.";
+    ask(&question, &format!("Unlock {shown}"))
+}
+
+/// Asks whether to do something. The question is no part of the output.
+fn ask(question: &str, act: &str) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
-        let why = format!("nobody can be asked here; give `--yes` to unlock {shown}");
+        let why = format!("nobody can be asked here; give `--yes`: {act}?");
         return Err(Usage(why).into());
     }
-    let mut question = io::stderr();
-    for lock in held {
-        writeln!(question, "{lock}")?;
-    }
-    write!(question, "Its holder is told, but may still act. Unlock {shown}? [y/N] ")?;
-    question.flush()?;
+    let mut asked = io::stderr();
+    write!(asked, "{question} {act}? [y/N] ")?;
+    asked.flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     match answer.trim() {
         "y" | "Y" | "yes" => Ok(()),
-        _ => Err(Usage(format!("{shown} was not unlocked")).into()),
+        _ => Err(Usage("nothing was changed".to_owned()).into()),
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct AcquireTerms {
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     pub(crate) limit: Duration,
+    /// To wait for long is no fault, as of a job or a leader.
+    pub(crate) stands_by: bool,
 }
 
 type Leased = Result<Vec<LeaseGuard>, Error>;
@@ -69,6 +71,8 @@ impl Engine {
     /// released in a task.
     pub(crate) async fn acquire(self: &Arc<Self>, what: &Key, terms: AcquireTerms) -> Leased {
         let (begun, span) = (Instant::now(), spans::lock(what));
+        let is_told = self.meter.is_published() && !terms.stands_by;
+        let _wait = is_told.then(|| self.waits.begin(begun));
         let outcome = self.attended(begun, Arc::new(terms)).instrument(span.clone()).await;
         let error = outcome.as_ref().err();
         let result = if error.is_none() { "acquired" } else { "error" };

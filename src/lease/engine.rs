@@ -13,7 +13,7 @@ use crate::{
     backend::{Claim, Leases, Marked, Tick},
     error::Error,
     meter::Meter,
-    observe::{LockCounters, LockStats},
+    observe::{LockCounters, LockStats, Waits},
     shards::Shards,
     time::{Pauses, after},
 };
@@ -31,12 +31,14 @@ pub(crate) struct Engine {
     /// How many fixed leases ended before their guards.
     pub(super) outlasted: AtomicU32,
     pub(crate) meter: Meter,
+    /// The waits that are going on, while they are published.
+    pub(super) waits: Waits,
 }
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn Leases>) -> Arc<Self> {
         let (counters, renewals, keeper, queues) = Default::default();
-        let (turns, outlasted, meter) = Default::default();
+        let (turns, outlasted, meter, waits) = Default::default();
         let janitor = Janitor::new(backend.clone());
         Arc::new(Self {
             backend,
@@ -48,6 +50,7 @@ impl Engine {
             turns,
             outlasted,
             meter,
+            waits,
         })
     }
 
@@ -70,8 +73,12 @@ impl Engine {
 
     #[cfg(feature = "metrics")]
     pub(crate) fn reading(&self) -> crate::meter::Reading {
-        let waiting = self.keeper.entries() as f64;
-        (serde_json::json!(self.stats()), vec![("bellwether_locks_waiting", waiting)])
+        let gauges = vec![
+            ("bellwether_locks_waiting", self.keeper.entries() as f64),
+            ("bellwether_locks_longest_hold_seconds", self.renewals.longest_hold().as_secs_f64()),
+            ("bellwether_locks_longest_wait_seconds", self.waits.longest().as_secs_f64()),
+        ];
+        (serde_json::json!(self.stats()), gauges)
     }
 
     /// Stops the engine, and waits until the releases have ended or the limit passes.

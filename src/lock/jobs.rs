@@ -62,7 +62,7 @@ impl Locks {
 
     fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
         let kind = Scheduled { runs_again: false, when };
-        Lock::new(&self.space, name, kind).wait_limit(Duration::MAX)
+        Lock::new(&self.space, name, kind).standing_by()
     }
 }
 
@@ -117,7 +117,7 @@ impl Job {
             let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         };
-        Ok(self.begin_due(kept, self.kind.runs_again, |_| Some(tick)).await?.ok())
+        Ok(self.begin_due(kept, self.kind.runs_again, |_| Some(tick), None).await?.ok())
     }
 }
 
@@ -167,7 +167,7 @@ impl Ticks {
         let tick = |now| Some(now - now % period).filter(|tick| !rests(*tick));
         let due = async {
             loop {
-                let begins = || self.begin_due(KEPT, true, tick);
+                let begins = || self.begin_due(KEPT, true, tick, Some(period));
                 let now = match through_outages("a job", begins).await? {
                     Ok(turn) => return Ok(turn),
                     Err(now) => now,
@@ -189,12 +189,13 @@ fn micros(time: Duration) -> u64 {
 
 impl<When> Lock<Scheduled<When>> {
     /// Begins the tick that `tick` returns for the time of the backend. Returns that time if no
-    /// tick is to begin here.
+    /// tick is to begin here. Publishes the mark of a job with a `period`.
     async fn begin_due(
         &self,
         kept: Duration,
         waits: bool,
         tick: impl Fn(u64) -> Option<u64>,
+        period: Option<u64>,
     ) -> Result<Result<Turn, u64>, Error> {
         self.upkeep()?;
         let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
@@ -202,6 +203,7 @@ impl<When> Lock<Scheduled<When>> {
         let look = self.claim(Mode::Exclusive)?;
         let seen = self.space.engine.mark(&look, Tick { at: 0, step, kept }).await?;
         let seen_at = Instant::now();
+        self.publish(period, seen.before.map(|mark| mark.tick));
         let now = || seen.now + micros(seen_at.elapsed());
         let tick = || Some(Tick { at: tick(now())?, step, kept });
         if !tick().is_some_and(|tick| tick.is_possible(seen.before, look.owner)) {
@@ -214,11 +216,21 @@ impl<When> Lock<Scheduled<When>> {
         let (Some(held), Some(tick)) = (held, tick()) else { return Ok(Err(now())) };
         let marked = self.space.engine.mark(&held.release.claim, tick).await?;
         if marked.is_set {
+            self.publish(period, Some(tick.at));
             return Ok(Ok(Turn { held: held.into(), tick, previous: marked.before }));
         }
         match tick.is_possible(marked.before, held.release.claim.owner) {
             true => Err(held.lost_error()),
             false => Ok(Err(now())),
+        }
+    }
+}
+
+impl<When> Lock<Scheduled<When>> {
+    fn publish(&self, period: Option<u64>, last_tick: Option<u64>) {
+        if let Some(period) = period {
+            let period = Duration::from_micros(period);
+            self.space.engine.meter.job(&self.key.text, period, last_tick);
         }
     }
 }

@@ -238,6 +238,36 @@ async fn a_response_is_found_by_its_address() {
     assert_eq!(cache.get("GET  shop /page?a=1").await.unwrap(), None);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_values_with_tags_are_cleared_and_others_are_told() {
+    let server = RedisServer::start().await;
+    let untagged: Cache<String> =
+        Cache::builder(testkit::open(server.url()), NAMESPACE).build().unwrap();
+    untagged.insert("u", &"v".to_owned()).await.unwrap();
+    let output = run(&server, &["clear", "--yes"]).await;
+    printed(&output, 3);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("no cache with tags has stored anything"), "{words}");
+    assert!(untagged.get("u").await.unwrap().is_some());
+    let cache = cache(&server);
+    for key in ["k", "l"] {
+        cache
+            .request(key)
+            .tag("t")
+            .load(|_| async { Ok::<_, BoxError>("v".to_owned()) })
+            .await
+            .unwrap();
+    }
+    printed(&run(&server, &["clear"]).await, 2);
+    assert!(cache.get("k").await.unwrap().is_some());
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether clear; echo \"[ended with $?]\"");
+    terminal.shows("Clear shop? [y/N]").await;
+    terminal.enter("y");
+    terminal.shows("[ended with 0]").await;
+    assert_eq!((cache.get("k").await.unwrap(), cache.get("l").await.unwrap()), (None, None));
+}
+
 #[tokio::test]
 async fn a_failure_is_one_line() {
     let mut server = RedisServer::start().await;

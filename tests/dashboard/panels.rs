@@ -34,7 +34,8 @@ fn panel(panel: &Value) -> Panel {
         text: text(&target["expr"])
             .replace("$__rate_interval", WINDOW)
             .replace("$cache", ".*")
-            .replace("$locks", ".*"),
+            .replace("$locks", ".*")
+            .replace("$job", ".*"),
         legend: text(&target["legendFormat"]),
     };
     let queries: Vec<_> = panel["targets"].as_array().unwrap().iter().map(query).collect();
