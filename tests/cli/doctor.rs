@@ -175,6 +175,19 @@ async fn no_output_has_a_password() {
     }
 }
 
+#[test]
+fn completions_and_a_manual_page_name_each_command() {
+    for arguments in
+        [&["completions", "bash"][..], &["completions", "zsh"], &["completions", "fish"], &["man"]]
+    {
+        let output = std::process::Command::new(PROGRAM).args(arguments).output().unwrap();
+        let text = printed(&output, 0);
+        for command in ["doctor", "locks", "top", "explain", "unlock", "invalidate", "clear"] {
+            assert!(text.contains(command), "{arguments:?} lacks {command}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn wrong_arguments_are_explained() {
     for arguments in [&["dcotor"][..], &["explain"], &["invalidate"], &[]] {

@@ -13,7 +13,7 @@ use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use redis::{ConnectionInfo, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, field, info, warn};
 
 use super::{
     connect::{Connection, OnPush, connect, prepare, refuse_replica},
@@ -240,11 +240,13 @@ impl KeptConnection {
     fn failed(&self, error: BackendError, away_since: Instant) {
         let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
         let (server, away) = (self.server.addr(), away_since.elapsed());
+        // The first line tells of the begin, and has no time.
+        let away = (away >= Duration::from_secs(1)).then(|| field::debug(away));
         let error = Chain(&error);
         if self.commands.is_some() {
             debug!(%server, %error, "no push connection to Redis; waiters poll instead");
         } else if self.told.first() || is_first {
-            warn!(%server, ?away, %error, "no connection to Redis; trying again");
+            warn!(%server, away, %error, "no connection to Redis; trying again");
         }
     }
 }
