@@ -29,7 +29,7 @@ use bellwether::{
     key::Escaped,
     lock::ListedLock,
 };
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
@@ -120,6 +120,10 @@ enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Prints completions for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Prints a manual page, in the form that `man -l -` reads.
+    Man,
     /// Removes all values of the namespace that caches with tags have stored.
     Clear {
         /// Does not ask.
@@ -260,6 +264,16 @@ async fn run(options: Options) -> Result<Exit, Failure> {
         Command::Unlock { name, escaped, yes } => {
             let name = keys::read_plain(&name, escaped)?;
             unlock(&server.locks()?, &name, yes, json).await
+        }
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Options::command(), "bellwether", &mut text);
+            io::stdout().write_all(&text)?;
+            Ok(Exit::Well)
+        }
+        Command::Man => {
+            clap_mangen::Man::new(Options::command()).render(&mut io::stdout())?;
+            Ok(Exit::Well)
         }
         Command::Clear { yes } => clear(&server, yes, json).await,
         Command::Invalidate { key, tag, escaped, expect, schema } => {
