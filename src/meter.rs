@@ -328,6 +328,7 @@ mod facade {
                 Self::Sum => values.iter().sum(),
                 Self::Least => values.iter().copied().fold(1.0, f64::min),
                 Self::Greatest => values.iter().copied().fold(0.0, f64::max),
+                Self::Shortest => values.iter().copied().reduce(f64::min).unwrap_or(0.0),
             }
         }
     }

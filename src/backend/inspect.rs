@@ -59,6 +59,16 @@ impl Holding {
     }
 }
 
+/// What is known of the connections to the servers of a backend.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// The time of the last ping, while there is a connection.
+    pub round_trip: Option<Duration>,
+    /// How long all of them have stood: zero if one is broken. `None` before the first one.
+    pub stood_for: Option<Duration>,
+}
+
 /// Where a search for locks goes on: at each server, behind what it has looked at. The default is
 /// its begin.
 #[doc(hidden)]

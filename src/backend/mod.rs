@@ -62,7 +62,7 @@ pub use self::{
     channels::{Changes, Channels},
     claim::{Claim, Grant, HANDOVER_LIFE, Kept, Mode, Occupied, Owner, QUEUE_ENTRY_LIFE, Renewal},
     entry::{Entry, EntryKind, Windows},
-    inspect::{FoundLocks, SearchFrom},
+    inspect::{Connections, FoundLocks, SearchFrom},
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
@@ -188,6 +188,11 @@ pub trait Leases: Send + Sync + 'static {
     /// Returns whether other processes may use the same data. Defaults to `true`.
     fn is_shared(&self) -> bool {
         true
+    }
+
+    /// Returns what is known of the connections. The default is for a backend without any.
+    fn connections(&self) -> Connections {
+        Connections::default()
     }
 
     /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a

@@ -99,6 +99,7 @@ impl<V> Core<V> {
             ("bellwether_leases", self.engine.stats().held as f64),
             ("bellwether_breaker_open", open as f64),
         ];
+        gauges.extend(self.engine.connection_gauges());
         if let Some(copies) = &self.copies {
             let (bytes, capacity) = copies.fill();
             gauges.push(("bellwether_local_bytes", bytes as f64));

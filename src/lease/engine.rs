@@ -71,13 +71,25 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
+    /// Returns what is known of the connections, as gauges.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn connection_gauges(&self) -> impl Iterator<Item = (&'static str, f64)> + use<> {
+        let known = self.backend.connections();
+        let times = [
+            ("bellwether_round_trip_seconds", known.round_trip),
+            ("bellwether_connected_seconds", known.stood_for),
+        ];
+        times.into_iter().filter_map(|(metric, time)| Some((metric, time?.as_secs_f64())))
+    }
+
     #[cfg(feature = "metrics")]
     pub(crate) fn reading(&self) -> crate::meter::Reading {
-        let gauges = vec![
+        let mut gauges = vec![
             ("bellwether_locks_waiting", self.keeper.entries() as f64),
             ("bellwether_locks_longest_hold_seconds", self.renewals.longest_hold().as_secs_f64()),
             ("bellwether_locks_longest_wait_seconds", self.waits.longest().as_secs_f64()),
         ];
+        gauges.extend(self.connection_gauges());
         (serde_json::json!(self.stats()), gauges)
     }
 

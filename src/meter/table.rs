@@ -10,6 +10,8 @@ pub(super) enum Merge {
     Sum,
     Least,
     Greatest,
+    /// The least, and zero where nothing lives.
+    Shortest,
 }
 
 enum Kind {
@@ -121,6 +123,17 @@ const METRICS: &[Metric] = &[
     gauge("bellwether_leases", Merge::Sum, "leases that loads of this process hold"),
     gauge("bellwether_breaker_open", Merge::Sum, "parts of the backend that count as broken"),
     gauge(
+        "bellwether_round_trip_seconds",
+        Merge::Greatest,
+        "time of the last ping of this process to Redis, also with the label locks; 0 while a \
+         connection is broken",
+    ),
+    gauge(
+        "bellwether_connected_seconds",
+        Merge::Shortest,
+        "how long the connections of this process to Redis have stood, also with the label locks",
+    ),
+    gauge(
         "bellwether_local_trusted",
         Merge::Least,
         "1 while the local tier serves copies without a question; first published when it would \
@@ -179,7 +192,11 @@ const METRICS: &[Metric] = &[
 /// Describes all metrics to the recorder.
 pub(super) fn describe() {
     for Metric { name, kind, help } in METRICS {
-        let unit = if name.contains("_seconds") { Unit::Seconds } else { Unit::Count };
+        let unit = match *name {
+            name if name.contains("_seconds") => Unit::Seconds,
+            name if name.ends_with("_bytes") => Unit::Bytes,
+            _ => Unit::Count,
+        };
         match kind {
             Kind::Counter => describe_counter!(*name, unit, *help),
             Kind::Gauge(_) => describe_gauge!(*name, unit, *help),

@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use crate::{
     backend::{
-        ANSWER_LIMIT, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
-        FoundLocks, Grant, Holding, Kept, Leases, Marked, Mode, Owner, Renewal, SearchFrom,
-        SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, in_time,
+        ANSWER_LIMIT, BackOff, Changes, Claim, Claimed, Committed, Connections, Countdown, Edit,
+        Entry, Failure, FoundLocks, Grant, Holding, Kept, Leases, Marked, Mode, Owner, Renewal,
+        SearchFrom, SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, in_time,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -196,6 +196,10 @@ operations! {
 
         fn is_shared(&self) -> bool {
             self.inner.is_shared()
+        }
+
+        fn connections(&self) -> Connections {
+            self.inner.connections()
         }
 
         fn shard(&self, name: &Name) -> usize {

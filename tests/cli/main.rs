@@ -12,6 +12,7 @@ mod doctor;
 mod ends;
 mod escapes;
 mod fleet;
+mod many;
 mod runbook;
 mod terminal;
 mod top;

@@ -33,6 +33,7 @@ fn panel(panel: &Value) -> Panel {
     let query = |target: &Value| Query {
         text: text(&target["expr"])
             .replace("$__rate_interval", WINDOW)
+            .replace("$__range", WINDOW)
             .replace("$cache", ".*")
             .replace("$locks", ".*")
             .replace("$job", ".*"),

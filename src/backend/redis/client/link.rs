@@ -207,6 +207,7 @@ impl KeptConnection {
         if self.commands.is_some() {
             return;
         }
+        self.events.all.standing.connected(self.server.addr());
         self.events.all.new_connections.send_replace(());
         if let Some(since) = away_since {
             let (server, away) = (self.server.addr(), since.elapsed());
@@ -234,6 +235,7 @@ impl KeptConnection {
             return;
         }
         let server = self.server.addr();
+        self.events.all.standing.broke(server);
         info!(%server, "the connection to Redis broke; connecting again");
     }
 

@@ -17,9 +17,9 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Changes, Claim, Claimed, FoundLocks, Grant, Holding, Kept, Leases, Marked,
-        Mode, Need, QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SearchFrom, SemaphoreKind, Tick,
-        TickStep, in_time,
+        BackOff, Change, Changes, Claim, Claimed, Connections, FoundLocks, Grant, Holding, Kept,
+        Leases, Marked, Mode, Need, QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SearchFrom,
+        SemaphoreKind, Tick, TickStep, in_time,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -180,6 +180,10 @@ impl Leases for RedisBackend {
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.servers.config.replicas.is_some());
         Some(self.0.servers.config.command_timeout.saturating_mul(1 + give_back))
+    }
+
+    fn connections(&self) -> Connections {
+        self.0.servers.events.standing.connections()
     }
 
     fn shard(&self, name: &Name) -> usize {
