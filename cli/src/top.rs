@@ -324,7 +324,8 @@ impl View<'_> {
                 rates.hits, rates.loads, rates.failures, rates.waited, rates.degraded
             ),
         };
-        vec![format!("{processes} processes   {rates}   {} flights", second.flights)]
+        // Two lines, so that they fit 80 columns.
+        vec![format!("{processes} processes   {} flights", second.flights), rates]
     }
 
     /// Says of what the list of locks is, unless it is all of them and of now.

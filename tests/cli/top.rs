@@ -28,6 +28,18 @@ async fn the_busiest_keys_and_the_stuck_lock_are_on_the_screen() {
     let screen = terminal.comes_to("the whole fleet", is_whole).await;
     let address = format!("127.0.0.1:{}/0", fleet.server.port());
     draw("top", "bellwether top", &screen.replace(&address, "10.0.0.1:6379"));
+    // In an incident it is the same at each size: the stuck lock, the hot key and the head.
+    for (columns, rows) in [(80, 24), (200, 50)] {
+        terminal.resize(columns, rows);
+        let fits = |screen: &str| {
+            let first = screen.lines().next().unwrap_or_default();
+            let is_cut = screen.contains('…');
+            first.starts_with("bellwether top") && is_whole(screen) && !is_cut
+        };
+        let screen = terminal.comes_to("the whole fleet in another size", fits).await;
+        println!("{columns}x{rows}:\n{screen}");
+        assert!(screen.lines().all(|line| line.chars().count() <= columns), "{screen}");
+    }
     terminal.press("C-c");
     // The first screen is as it was.
     terminal.comes_to("the shell", |screen| !screen.contains("processes")).await;
