@@ -143,8 +143,10 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)?;
-        write_sources_if_alternate(f, self)
+        if f.alternate() {
+            return write!(f, "{}", Chain(self));
+        }
+        f.write_str(&self.0.message)
     }
 }
 
@@ -250,21 +252,16 @@ impl fmt::Debug for BackendError {
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        write_sources_if_alternate(f, self)
+        if f.alternate() {
+            return write!(f, "{}", Chain(self));
+        }
+        write!(f, "{}", self.kind)
     }
 }
 
 impl StdError for BackendError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(self.source.as_ref())
-    }
-}
-
-fn write_sources_if_alternate(f: &mut fmt::Formatter<'_>, error: &dyn StdError) -> fmt::Result {
-    match error.source() {
-        Some(source) if f.alternate() => write!(f, ": {}", Chain(source)),
-        _ => Ok(()),
     }
 }
 

@@ -15,7 +15,7 @@ mod prometheus;
 mod service;
 mod shop;
 
-use std::{collections::BTreeSet, env, path::Path, time::Duration};
+use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
 
 use tokio::time::sleep;
 
@@ -27,6 +27,7 @@ use self::{
 };
 
 const METRICS: &str = include_str!("../../docs/metrics.md");
+const ALERT_TESTS: &str = include_str!("alerts.test.yml");
 const PAGE: &str = include_str!("../../docs/dashboard.md");
 
 /// The service process. Returns at once unless this process was started as one.
@@ -64,6 +65,16 @@ fn metrics_of(text: &str) -> Vec<String> {
 fn promtool_accepts_the_alerts() {
     let checked = prometheus::promtool(&["check", "rules", ALERTS]);
     assert!(checked.contains("SUCCESS"), "{checked}");
+}
+
+/// The alerts with their times, over series of minutes and of a day.
+#[test]
+fn each_alert_fires_for_its_cause_and_for_nothing_else() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("alerts.test.yml");
+    fs::write(&file, ALERT_TESTS.replace("ALERTS", ALERTS)).unwrap();
+    let tested = prometheus::promtool(&["test", "rules", file.to_str().unwrap()]);
+    assert!(tested.contains("SUCCESS"), "{tested}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
