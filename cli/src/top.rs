@@ -7,7 +7,9 @@
 //! fleet without locks.
 
 use std::{
+    collections::BTreeSet,
     io,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -44,6 +46,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const ROWS: usize = 10;
 /// A list of locks that is older says so.
 const RECENT: Duration = Duration::from_secs(3);
+/// So many locks are looked at each second. The others are of the last search.
+const REFRESHED: usize = 20;
+/// The pause behind a search, in times of the search.
+const PAUSES: u32 = 4;
 /// The key whose channels have the questions and the answers.
 const QUESTIONS: &str = "bellwether-top";
 
@@ -54,6 +60,8 @@ struct Listing {
     locks: Vec<ListedLock>,
     /// When the last whole search began. `None` before its end.
     as_of: Option<Instant>,
+    /// When the first rows were looked at again.
+    refreshed: Option<Instant>,
     /// Why the last search failed.
     failure: Option<String>,
 }
@@ -202,19 +210,55 @@ fn keep_listing(locks: Locks) -> watch::Receiver<Listing> {
     tokio::spawn(async move {
         while !list.is_closed() {
             let begun = Instant::now();
-            match search(&locks, &list).await {
+            let mut searching = pin!(search(&locks, &list));
+            let searched = loop {
+                tokio::select! {
+                    searched = &mut searching => break searched,
+                    () = sleep(SECOND) => refresh(&locks, &list).await,
+                }
+            };
+            match searched {
                 Ok(locks) => {
-                    let listing = Listing { locks, as_of: Some(begun), failure: None };
+                    let as_of = Some(begun);
+                    let listing = Listing { locks, as_of, ..Listing::default() };
                     list.send_replace(listing);
                 }
                 // While the server is away, the last list stays.
                 Err(error) => list.send_modify(|listing| listing.failure = Some(in_full(&error))),
             }
-            // Half of the time belongs to the others who use the server.
-            sleep(begun.elapsed().max(SECOND)).await;
+            // Most of the time belongs to the others who use the server.
+            let next = Instant::now() + begun.elapsed().saturating_mul(PAUSES).max(SECOND);
+            while Instant::now() < next && !list.is_closed() {
+                sleep(SECOND.min(next.saturating_duration_since(Instant::now()))).await;
+                refresh(&locks, &list).await;
+            }
         }
     });
     listed
+}
+
+/// Looks again at the locks that a screen shows, so that their rows are of now.
+async fn refresh(locks: &Locks, list: &watch::Sender<Listing>) {
+    let listing = list.borrow().clone();
+    if listing.as_of.is_none() {
+        return;
+    }
+    let mut fresh = Vec::new();
+    let shown = &listing.locks[..listing.locks.len().min(REFRESHED)];
+    let names: BTreeSet<_> = shown.iter().map(|lock| lock.name.as_str()).collect();
+    for name in &names {
+        match locks.explain(*name).await {
+            Ok(found) => fresh.extend(found),
+            Err(_) => return,
+        }
+    }
+    let others = listing.locks.iter().filter(|lock| !names.contains(lock.name.as_str()));
+    fresh.extend(others.cloned());
+    ListedLock::sort(&mut fresh);
+    list.send_modify(|listing| {
+        listing.locks = fresh;
+        listing.refreshed = Some(Instant::now());
+    });
 }
 
 /// Searches for all locks. Those of the first search are shown as they are found.
@@ -330,7 +374,7 @@ impl View<'_> {
 
     /// Says of what the list of locks is, unless it is all of them and of now.
     fn of_locks(&self) -> Option<String> {
-        let Listing { locks, as_of, failure } = &self.listing;
+        let Listing { locks, as_of, refreshed, failure } = &self.listing;
         let failure = failure.as_deref().map(show::in_line);
         match (as_of, failure) {
             (None, Some(failure)) => Some(format!("LOCKS are not known: {failure}")),
@@ -339,9 +383,18 @@ impl View<'_> {
                 let age = show::time(as_of.elapsed());
                 Some(format!("LOCKS of {age} ago; the search after that failed: {failure}"))
             }
-            (Some(_), None) if locks.is_empty() => Some(show::no_lock(&self.server.namespace)),
+            (Some(as_of), None) if locks.is_empty() => {
+                let no_lock = show::no_lock(&self.server.namespace);
+                let age = as_of.elapsed();
+                // A lock that came since is not known yet.
+                let as_of = format!(", as of a search {} ago", show::time(age));
+                Some(if age > RECENT { no_lock + &as_of } else { no_lock })
+            }
             (Some(as_of), None) if as_of.elapsed() > RECENT => {
-                Some(format!("LOCKS of {} ago", show::time(as_of.elapsed())))
+                let age = show::time(as_of.elapsed());
+                let is_fresh = refreshed.is_some_and(|at| at.elapsed() <= RECENT);
+                let of_now = if is_fresh { ", and the rows below of now" } else { "" };
+                Some(format!("LOCKS of a search {age} ago{of_now}"))
             }
             (Some(_), None) => None,
         }

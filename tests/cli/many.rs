@@ -1,10 +1,11 @@
 //! `locks` with so many locks that the search takes a while.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bellwether::Locks;
 use testkit::RedisServer;
 
-use super::{printed, run, terminal::Terminal};
+use super::{NAMESPACE, printed, run, terminal::Terminal};
 
 const LOCKS: usize = 30_000;
 
@@ -51,4 +52,23 @@ async fn each_of_many_locks_is_listed_once() {
     names.dedup();
     assert_eq!(names.len(), LOCKS);
     assert_eq!(listed.lines().count(), LOCKS + 1);
+}
+
+/// A search of 60,000 keys takes seconds, and so does the pause behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rows_of_the_screen_are_of_now_whatever_a_search_takes() {
+    let server = RedisServer::start_with(&["--enable-debug-command", "local"]).await;
+    server.raw().await.run::<()>(&["DEBUG", "POPULATE", "60000", "some:other:key"]).await;
+    let here = Locks::new(testkit::open(server.url()), NAMESPACE).owner("pod-7");
+    let guard = here.mutex("import").lock().await.unwrap();
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether top");
+    let is_listed = |screen: &str| screen.contains("import") && screen.contains("of now");
+    terminal.comes_to("a list that is refreshed", is_listed).await;
+    guard.unlock().await.unwrap();
+    let unlocked = Instant::now();
+    let is_gone = |screen: &str| !screen.contains("import") && screen.contains("as of a search");
+    terminal.comes_to("a screen without the lock", is_gone).await;
+    assert!(unlocked.elapsed() < Duration::from_secs(5), "{:?}", unlocked.elapsed());
+    terminal.press("C-c");
 }
