@@ -18,7 +18,7 @@ use crate::{
 
 /// How many locks are looked at in one write. The server takes some 30 us for each, and no other
 /// client is to wait for long.
-const INSPECTED_AT_ONCE: usize = 25;
+const INSPECTED_AT_ONCE: usize = 12;
 
 /// A lock that is held or waited for, as any process sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
