@@ -143,8 +143,10 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)?;
-        write_sources_if_alternate(f, self)
+        if f.alternate() {
+            return write!(f, "{}", Chain(self));
+        }
+        f.write_str(&self.0.message)
     }
 }
 
@@ -156,7 +158,8 @@ impl StdError for Error {
 
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
-        Self::with_source(ErrorKind::Backend, "the call to the backend failed", error)
+        // The same words as those of the source, which are shown once.
+        Self::with_source(ErrorKind::Backend, error.kind.to_string(), error)
     }
 }
 
@@ -178,14 +181,14 @@ pub struct BackendError {
 pub enum BackendErrorKind {
     /// There is no connection, or too few servers of a majority answer. The operation did not
     /// happen.
-    #[error("the backend is not available, so the operation did not happen")]
+    #[error("Redis is not available")]
     Unavailable,
     /// No answer came in time, or the connection broke after sending: it may have happened, or
     /// happen later.
     #[error("the backend gave no usable answer, so the operation may have happened")]
     Unknown,
     /// The server answered with an error, so nothing changed.
-    #[error("the backend refused the operation, so nothing changed")]
+    #[error("the backend refused the operation")]
     Refused,
     /// The data under the name is of another type, or cannot be read: this crate did not write it.
     #[error("the name holds data that this crate did not write; delete it or use another name")]
@@ -249,21 +252,16 @@ impl fmt::Debug for BackendError {
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        write_sources_if_alternate(f, self)
+        if f.alternate() {
+            return write!(f, "{}", Chain(self));
+        }
+        write!(f, "{}", self.kind)
     }
 }
 
 impl StdError for BackendError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(self.source.as_ref())
-    }
-}
-
-fn write_sources_if_alternate(f: &mut fmt::Formatter<'_>, error: &dyn StdError) -> fmt::Result {
-    match error.source() {
-        Some(source) if f.alternate() => write!(f, ": {}", Chain(source)),
-        _ => Ok(()),
     }
 }
 
@@ -311,9 +309,8 @@ mod tests {
         let refused = std::io::Error::other("connection refused");
         let error = BackendError::new(BackendErrorKind::Unavailable, Repeats(refused));
         let error = Error::from(error);
-        assert_eq!(error.to_string(), "the call to the backend failed");
-        let all = "the call to the backend failed: the backend is not available, so the operation \
-                   did not happen: read failed: connection refused";
+        assert_eq!(error.to_string(), "Redis is not available");
+        let all = "Redis is not available: read failed: connection refused";
         assert_eq!(format!("{error:#}"), all);
         assert_eq!(Chain(&error).to_string(), all);
     }

@@ -8,7 +8,10 @@
 
 use bytes::Bytes;
 
-use crate::backend::{Change, Entry};
+use crate::{
+    backend::{Change, Entry},
+    escape::{Escaped, acts_on_a_terminal, unescape},
+};
 
 /// Checks [`Entry::decode`]: a decoded entry is decoded from its own bytes again.
 pub fn entry(data: &[u8]) {
@@ -22,6 +25,19 @@ pub fn entry(data: &[u8]) {
 pub fn change(data: &[u8]) {
     let change = Change::decode(&Bytes::copy_from_slice(data));
     assert_eq!(Change::decode(&change.encode()), change);
+}
+
+/// Checks [`Escaped`] and [`unescape`]: any text comes back, and is shown without what a terminal
+/// acts on.
+pub fn shown_name(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let shown = Escaped(&text).to_string();
+    assert!(!shown.contains(acts_on_a_terminal));
+    assert_eq!(unescape(&shown).as_deref(), Some(&*text));
+    // An operator may give any text.
+    if let Some(name) = unescape(&text) {
+        assert_eq!(unescape(&Escaped(&name).to_string()), Some(name));
+    }
 }
 
 /// Checks the parsers of `Cache-Control` and `Connection`. Each line of `data` is one header line.
@@ -119,6 +135,11 @@ mod tests {
     #[test]
     fn any_bytes_are_a_change() {
         drive("change", super::change);
+    }
+
+    #[test]
+    fn any_text_is_a_name_that_comes_back() {
+        drive("shown_name", super::shown_name);
     }
 
     #[cfg(feature = "http")]

@@ -9,6 +9,10 @@ use std::{
 
 use crate::error::{Error, ErrorKind};
 
+#[doc(hidden)]
+pub use crate::escape::acts_on_a_terminal;
+pub use crate::escape::{Escaped, unescape};
+
 /// Identifies one entry or lock. It is cheap to clone.
 ///
 /// A key is any text that is not empty. Its longest length is a setting of the cache or of the

@@ -65,6 +65,7 @@ mod advice;
 pub mod backend;
 pub mod cache;
 pub mod error;
+mod escape;
 mod flight;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]

@@ -1,6 +1,7 @@
 //! The counters of caches and of locks.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -63,6 +64,9 @@ counters! {
         local: StripedCounter,
         /// Copies that the local tier dropped because it was told of a newer entry.
         local_dropped,
+        /// Copies that were dropped because the weight of the local tier and of the outage memory
+        /// is used up.
+        local_evicted,
         /// Seconds in which the local tier had not known for
         /// [`max_staleness`](crate::cache::LocalTier::max_staleness) that it was told all changes.
         local_untrusted_seconds: TimeCounter,
@@ -88,6 +92,14 @@ counters! {
         passed,
         /// Of `passed`, requests whose method is neither `GET` nor `HEAD`.
         passed_method,
+        /// Of `passed`, requests with a header that the layer does not know to be harmless.
+        passed_header,
+        /// Of `passed`, requests with a body.
+        passed_body,
+        /// Of `passed`, requests without a key.
+        passed_key,
+        /// Of `passed`, requests while the layer was switched off.
+        passed_switched,
         /// Of `passed`, requests whose key counts as uncacheable.
         passed_uncacheable,
         /// Of `passed`, requests that needed a load beyond the cap on loads.
@@ -145,6 +157,40 @@ counters! {
     }
     /// Leases that are held now.
     now held
+}
+
+/// The waits that are going on, each with its begin.
+#[derive(Default)]
+pub(crate) struct Waits {
+    begun: Mutex<BTreeSet<(Instant, u64)>>,
+    next: AtomicU64,
+}
+
+/// A wait that is going on, until it is dropped.
+pub(crate) struct Wait<'a> {
+    waits: &'a Waits,
+    begun: (Instant, u64),
+}
+
+impl Waits {
+    pub(crate) fn begin(&self, since: Instant) -> Wait<'_> {
+        let begun = (since, self.next.fetch_add(1, Ordering::Relaxed));
+        lock(&self.begun).insert(begun);
+        Wait { waits: self, begun }
+    }
+
+    /// Returns how long the longest wait has lasted.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn longest(&self) -> Duration {
+        let first = lock(&self.begun).first().copied();
+        first.map_or(Duration::ZERO, |(since, _)| since.elapsed())
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        lock(&self.waits.begun).remove(&self.begun);
+    }
 }
 
 #[derive(Default)]

@@ -10,8 +10,8 @@ use redis::{Client, RedisResult, aio::MultiplexedConnection};
 use serde_json::{Value, json};
 
 use crate::{
-    Exit, Failure, Server, in_full,
-    show::{self, size, time, without_password},
+    Exit, Failure, Server, address, in_full,
+    show::{self, size, time},
 };
 
 /// How long a connection and each answer may take.
@@ -53,44 +53,72 @@ fn bad(what: &'static str, found: impl Into<String>, advice: &str) -> Finding {
 
 /// Checks each server that was given, and prints what was found.
 pub(crate) async fn examine(server: &Server, json: bool) -> Result<Exit, Failure> {
-    let (mut all, mut is_bad) = (Vec::new(), false);
-    for url in &server.url {
+    let mut all = Vec::new();
+    let mut is_bad = false;
+    for url in &server.urls()? {
         let findings = match connect(url).await {
             Ok(connection) => check(server, connection).await,
-            Err(failure) => vec![bad(
-                "connection",
-                in_full(&*failure),
-                "check that the server runs, and its address, user, password and TLS",
-            )],
+            Err(failure) => vec![unreachable(&*failure)],
         };
         is_bad |= findings.iter().any(|finding| finding.verdict == Verdict::Bad);
         match json {
             true => all.extend(findings.iter().map(|finding| finding.json(url))),
-            false => show::print(&text(url, &findings)),
+            false => show::print(&text(url, &findings))?,
         }
     }
     if json {
-        show::print(&Value::Array(all).to_string());
+        show::print_json(&Value::Array(all))?;
     }
     Ok(if is_bad { Exit::Bad } else { Exit::Well })
 }
 
-async fn connect(url: &str) -> Result<MultiplexedConnection, Failure> {
+/// Connects to a server, which may still refuse the first command.
+pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection, Failure> {
     let config = redis::AsyncConnectionConfig::new()
         .set_connection_timeout(Some(PATIENCE))
         .set_response_timeout(Some(PATIENCE));
     Ok(Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
+fn unreachable(failure: &(dyn std::error::Error + 'static)) -> Finding {
+    let words = in_full(failure);
+    let lower = words.to_lowercase();
+    let advice = if lower.contains("authentication failed") || lower.contains("wrongpass") {
+        "mend the user or the password in the URL; write special characters percent-encoded"
+    } else if lower.contains("certificate") {
+        "name the file of the CA of the server in the variable `SSL_CERT_FILE`"
+    } else {
+        "check that the server runs, and its address, user, password and TLS"
+    };
+    bad("connection", words, advice)
+}
+
 async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Finding> {
-    let info = info(&mut connection).await;
+    let info = match info(&mut connection).await {
+        Ok(info) => info,
+        Err(refused) if refused.code() == Some("NOAUTH") => {
+            let advice = "give it in the URL: `redis://[user]:password@host`";
+            return vec![bad("connection", "the server asks for a password", advice)];
+        }
+        Err(refused) if refused.code() == Some("NOPERM") => HashMap::new(),
+        Err(failed) => return vec![unreachable(&failed)],
+    };
     let field = |name: &str| info.get(name).map(String::as_str);
     let mut findings = vec![version(&field)];
+    if findings[0].verdict == Verdict::Bad {
+        // Everything else would fail because of it.
+        return findings;
+    }
+    if let Some(too_old) = protocol(&mut connection).await {
+        findings.push(too_old);
+        return findings;
+    }
     if field("redis_mode") == Some("sentinel") {
         findings.push(sentinel(server, &mut connection).await);
         return findings;
     }
     findings.push(role(server, &field));
+    let has_role = findings[1].verdict != Verdict::Bad;
     if field("cluster_enabled") == Some("1") {
         findings.push(cluster(&mut connection).await);
     }
@@ -98,15 +126,44 @@ async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Fi
     findings.push(lua(&mut connection).await);
     findings.push(latency(&mut connection).await);
     findings.push(clock(&mut connection).await);
-    findings.extend(rights(server).await);
+    findings.push(search(server, &mut connection).await);
+    if has_role {
+        findings.extend(rights(server).await);
+    } else {
+        findings.push(fair("rights", "not tried", "mend the role first"));
+    }
     findings
 }
 
 /// Reads what the server says of itself. An ACL may forbid it.
-async fn info(connection: &mut MultiplexedConnection) -> HashMap<String, String> {
-    let text: String = redis::cmd("INFO").query_async(connection).await.unwrap_or_default();
+async fn info(connection: &mut MultiplexedConnection) -> RedisResult<HashMap<String, String>> {
+    let text: String = redis::cmd("INFO").query_async(connection).await?;
     let fields = text.lines().filter_map(|line| line.trim().split_once(':'));
-    fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+}
+
+/// Returns what is wrong if the server does not speak RESP3.
+async fn protocol(connection: &mut MultiplexedConnection) -> Option<Finding> {
+    let answer = redis::cmd("HELLO").query_async::<redis::Value>(connection).await;
+    let error = answer.err()?;
+    let is_unknown = error.detail().is_some_and(|text| text.contains("unknown command"));
+    let found = "the server is older than Redis 6, or HELLO is renamed";
+    is_unknown
+        .then(|| bad("protocol", found, "update the server to Redis 6.2 or later, or Valkey 8"))
+}
+
+/// Tries the search that `locks` and `top` need. Services do not.
+async fn search(server: &Server, connection: &mut MultiplexedConnection) -> Finding {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(0).arg("MATCH").arg(format!("{}:l:*", server.namespace)).arg("COUNT").arg(1);
+    match scan.query_async::<redis::Value>(connection).await {
+        Ok(_) => good("search", "`locks` and `top` may search for locks"),
+        Err(error) => {
+            let advice = "permit `+scan`, for those who run `locks` and `top`: docs/redis.md has \
+                          the rule for operators";
+            fair("search", in_full(&error), advice)
+        }
+    }
 }
 
 fn version<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
@@ -134,6 +191,11 @@ fn version<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
 fn role<'a>(server: &Server, field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
     let replicas = field("connected_slaves").unwrap_or("0");
     match (field("role"), field("cluster_enabled") == Some("1")) {
+        (Some(_), _) if server.master.is_some() => {
+            let mode = field("redis_mode").unwrap_or("plain");
+            let advice = "give the URLs of the sentinels, or leave `--master` out";
+            bad("role", format!("no sentinel, but a {mode} server"), advice)
+        }
         (Some("slave"), _) => {
             let advice = "give the URL of the master, or of the sentinels with `--master`";
             bad("role", "a replica, which refuses writes", advice)
@@ -145,7 +207,7 @@ fn role<'a>(server: &Server, field: &impl Fn(&str) -> Option<&'a str>) -> Findin
             bad("role", "no node of a cluster", "leave `--cluster` out")
         }
         (Some(role), _) => good("role", format!("{role} with {replicas} replicas")),
-        (None, _) => good("role", "not known"),
+        (None, _) => fair("role", "not known", "permit `+info`, for this check"),
     }
 }
 
@@ -203,13 +265,16 @@ fn policy<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
 }
 
 fn memory<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
-    let number = |name: &str| field(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let used = number("used_memory");
+    let number = |name: &str| field(name).and_then(|text| text.parse::<u64>().ok());
     let limit = match number("maxmemory") {
-        0 => number("total_system_memory"),
+        Some(0) => number("total_system_memory"),
         limit => limit,
     };
-    let share = (used * 100).checked_div(limit).unwrap_or(0);
+    let (Some(used), Some(limit)) = (number("used_memory"), limit.filter(|limit| *limit > 0))
+    else {
+        return fair("memory", "not known", "permit `+info`, for this check");
+    };
+    let share = used.saturating_mul(100) / limit;
     let found = format!("{} of {}, {share} %", size(used), size(limit));
     match share {
         ..75 => good("memory", found),
@@ -309,7 +374,7 @@ impl Finding {
     fn json(&self, url: &str) -> Value {
         let verdict = self.verdict.word();
         json!({
-            "server": without_password(url),
+            "server": address::shown(url),
             "what": self.what,
             "verdict": verdict,
             "found": self.found,
@@ -337,5 +402,5 @@ fn text(url: &str, findings: &[Finding]) -> String {
             rows.push([String::new(), String::new(), format!("-> {}", finding.advice)]);
         }
     }
-    format!("{}\n{}", without_password(url), show::table(&rows))
+    format!("{}\n{}", address::shown(url), show::table(&rows))
 }

@@ -3,25 +3,48 @@
 //! It asks the server alone, by the public API of the crate. `doctor` asks the server for more.
 //!
 //! It exits with 0 if all is well, with 1 after an error or a bad verdict of `doctor`, with 2 for
-//! wrong arguments, and with 3 if there was nothing to end.
+//! wrong arguments, and with 3 if there was nothing to end or to explain.
 #![forbid(unsafe_code)]
 
+mod address;
 mod doctor;
+mod fleet;
+mod keys;
+mod listing;
+mod screen;
 mod show;
 mod top;
 
 use std::{
     error::Error,
+    fmt,
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, lock::ListedLock};
-use clap::{Args, Parser, Subcommand};
+use bellwether::{
+    Cache, ErrorKind, Locks, RedisBackend,
+    cache::{EntryState, Explanation},
+    key::Escaped,
+    lock::ListedLock,
+};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+
+/// The reason why arguments are wrong.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Usage {}
 
 /// Looks into the caches and locks of a fleet.
 #[derive(Parser)]
@@ -39,16 +62,16 @@ struct Options {
 /// Where the data is.
 #[derive(Args, Clone)]
 pub(crate) struct Server {
-    /// The Redis server. Several, after commas, are nodes of a cluster or sentinels.
+    /// The Redis server. Several, after commas, are nodes of a cluster or sentinels. A comma within
+    /// a URL is written `%2C`.
     #[arg(
         long,
         global = true,
         env = "BELLWETHER_URL",
         hide_env_values = true,
-        value_delimiter = ',',
         default_value = "redis://127.0.0.1:6379"
     )]
-    pub(crate) url: Vec<String>,
+    url: Vec<String>,
     /// The namespace of the caches and locks.
     #[arg(long, global = true, env = "BELLWETHER_NAMESPACE", default_value = "bellwether")]
     pub(crate) namespace: String,
@@ -76,9 +99,13 @@ enum Command {
         #[arg(long)]
         seconds: Option<u64>,
     },
-    /// Tells what is known of a key of a cache.
+    /// Tells what is known of a key of a cache, and of a lock of this name.
     Explain {
+        /// The key, or the `http://` or `https://` address of a response that an HTTP layer stores.
         key: String,
+        /// The key is written as it is shown, with `\u{…}`, `\n` and `\\`.
+        #[arg(long)]
+        escaped: bool,
         /// The schema of the cache.
         #[arg(long, default_value_t = 0)]
         schema: u16,
@@ -86,16 +113,36 @@ enum Command {
     /// Ends the locks of a name. Their holders are told, but may still act.
     Unlock {
         name: String,
+        /// The name is written as it is shown, with `\u{…}`, `\n` and `\\`.
+        #[arg(long)]
+        escaped: bool,
+        /// Does not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Prints completions for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Prints a manual page, in the form that `man -l -` reads.
+    Man,
+    /// Removes all values of the namespace that caches with tags have stored.
+    Clear {
         /// Does not ask.
         #[arg(long)]
         yes: bool,
     },
     /// Removes a value from a cache, or all values with a tag.
     Invalidate {
+        /// The key, or the `http://` or `https://` address of a response that an HTTP layer stores.
         #[arg(required_unless_present = "tag")]
         key: Option<String>,
         #[arg(long, conflicts_with = "key")]
         tag: Option<String>,
+        /// The key or the tag is written as it is shown, with `\u{…}`, `\n` and `\\`.
+        #[arg(long)]
+        escaped: bool,
+        /// Exits with 3 if nothing was stored.
+        #[arg(long, conflicts_with = "tag")]
+        expect: bool,
         /// The schema of the cache.
         #[arg(long, default_value_t = 0)]
         schema: u16,
@@ -112,14 +159,20 @@ pub(crate) enum Exit {
 }
 
 impl Server {
+    pub(crate) fn urls(&self) -> Result<Vec<String>, Usage> {
+        address::split(&self.url)
+    }
+
     fn backend(&self) -> Result<RedisBackend, Failure> {
         let builder = RedisBackend::builder().command_timeout(Duration::from_secs(2));
-        let urls = self.url.clone();
+        let urls = self.urls()?;
         let builder = match (&self.master, self.cluster, urls.as_slice()) {
             (Some(name), ..) => builder.sentinels(urls, name),
             (None, true, _) => builder.cluster(urls),
             (None, false, [one]) => builder.server(one),
-            (None, false, _) => return Err("several URLs need `--cluster` or `--master`".into()),
+            (None, false, _) => {
+                return Err(Usage("several URLs need `--cluster` or `--master`".into()).into());
+            }
         };
         Ok(builder.build()?)
     }
@@ -137,21 +190,52 @@ impl Server {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let options = Options::parse();
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(error) => return wrong_arguments(&error),
+    };
     let json = options.json;
-    let exit = run(options).await.unwrap_or_else(|failure| {
-        let words = in_full(&*failure);
-        match json {
-            true => show::print(&json!({ "error": words }).to_string()),
-            false => eprintln!("bellwether: {words}"),
+    let exit = match run(options).await {
+        Ok(exit) => exit,
+        // The reader has all that it wants.
+        Err(failure) if is_closed_pipe(&*failure) => Exit::Well,
+        Err(failure) => {
+            let words = in_full(&*failure);
+            match json {
+                true => drop(show::print_json(&json!({ "error": words }))),
+                false => show::warn(&words),
+            }
+            if is_usage(&*failure) { Exit::Usage } else { Exit::Bad }
         }
-        Exit::Bad
-    });
+    };
     ExitCode::from(exit as u8)
 }
 
+/// Tells what is wrong with the arguments, also a script that reads JSON.
+fn wrong_arguments(error: &clap::Error) -> ExitCode {
+    let is_json = error.use_stderr() && std::env::args_os().any(|argument| argument == "--json");
+    if is_json {
+        let words = error.to_string();
+        let words = words.trim_start_matches("error: ").trim_end();
+        let _ = show::print_json(&json!({ "error": words }));
+    }
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(Exit::Usage as u8))
+}
+
+fn is_closed_pipe(failure: &(dyn Error + 'static)) -> bool {
+    let error = failure.downcast_ref::<io::Error>();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Returns whether other arguments are needed, such as another namespace.
+fn is_usage(failure: &(dyn Error + 'static)) -> bool {
+    let kind = failure.downcast_ref::<bellwether::Error>().map(bellwether::Error::kind);
+    failure.is::<Usage>() || matches!(kind, Some(ErrorKind::InvalidConfig | ErrorKind::InvalidKey))
+}
+
 /// Returns an error with its causes.
-fn in_full(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn in_full(error: &(dyn Error + 'static)) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -171,87 +255,185 @@ async fn run(options: Options) -> Result<Exit, Failure> {
             let url = at.map_or(server.url.clone(), |url| vec![url]);
             doctor::examine(&Server { url, ..server }, json).await
         }
-        Command::Locks => {
-            let locks = server.locks()?.list().await?;
-            show::print(&match json {
-                true => show::locks_json(&locks),
-                false => show::locks(&server.namespace, &locks),
-            });
-            Ok(Exit::Well)
-        }
+        Command::Locks => listing::list(&server, json).await,
         Command::Top { seconds } => top::watch(&server, seconds, json).await,
-        Command::Explain { key, schema } => {
-            let explained = server.cache(schema)?.explain(&key).await?;
-            if json {
-                show::print(&show::explanation_json(&key, &explained));
-                return Ok(Exit::Well);
-            }
-            show::print(&show::explanation(&server.namespace, &key, &explained));
-            // A name alone does not say whether a key or a lock is meant.
-            for lock in server.locks()?.explain(&key).await? {
-                show::print(&format!("the lock {lock}"));
-            }
+        Command::Explain { key, escaped, schema } => {
+            let key = keys::read(&key, escaped)?;
+            explain(&server, &key, schema, json).await
+        }
+        Command::Unlock { name, escaped, yes } => {
+            let name = keys::read_plain(&name, escaped)?;
+            unlock(&server.locks()?, &name, yes, json).await
+        }
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Options::command(), "bellwether", &mut text);
+            io::stdout().write_all(&text)?;
             Ok(Exit::Well)
         }
-        Command::Unlock { name, yes } => unlock(&server.locks()?, &name, yes, json).await,
-        Command::Invalidate { key, tag, schema } => {
-            let cache = server.cache(schema)?;
-            match (&key, &tag) {
-                (_, Some(tag)) => cache.invalidate_tag(tag).await?,
-                (Some(key), None) => cache.invalidate(key).await.map(drop)?,
-                (None, None) => return Ok(Exit::Usage),
-            }
-            show::print(&match json {
-                true => json!({ "key": key, "tag": tag }).to_string(),
-                false => "invalidated: the next caller loads".to_owned(),
-            });
+        Command::Man => {
+            clap_mangen::Man::new(Options::command()).render(&mut io::stdout())?;
             Ok(Exit::Well)
+        }
+        Command::Clear { yes } => clear(&server, yes, json).await,
+        Command::Invalidate { key, tag, escaped, expect, schema } => {
+            let cache = server.cache(schema)?;
+            match (key, tag) {
+                (_, Some(tag)) => {
+                    invalidate_tag(&cache, &keys::read_plain(&tag, escaped)?, json).await
+                }
+                (Some(key), None) => {
+                    invalidate(&cache, &keys::read(&key, escaped)?, expect, json).await
+                }
+                (None, None) => Ok(Exit::Usage),
+            }
         }
     }
+}
+
+async fn explain(server: &Server, key: &str, schema: u16, json: bool) -> Result<Exit, Failure> {
+    let explained = server.cache(schema)?.explain(key).await?;
+    let locks = server.locks()?.explain(key).await?;
+    let is_nothing = is_nothing(&explained) && locks.is_empty();
+    if json {
+        let mut fields = show::explanation_json(key, &explained);
+        fields["locks"] = show::locks_json(&locks);
+        show::print_json(&fields)?;
+    } else {
+        show::print(&show::explanation(&server.namespace, key, &explained))?;
+        // A name alone does not say whether a key or a lock is meant.
+        for lock in &locks {
+            show::print(&format!("the lock {lock}"))?;
+        }
+        if is_nothing {
+            show::print(&keys::why_nothing(server, key).await)?;
+        }
+    }
+    Ok(if is_nothing { Exit::Nothing } else { Exit::Well })
+}
+
+fn is_nothing(explained: &Explanation) -> bool {
+    let Explanation { state, load, .. } = explained;
+    *state == EntryState::Missing && load.holders == 0 && load.failed.is_none()
+}
+
+async fn invalidate(
+    cache: &Cache<Value>,
+    key: &str,
+    expect: bool,
+    json: bool,
+) -> Result<Exit, Failure> {
+    // The value goes also if nothing can be said of it.
+    let before = cache.explain(key).await.ok();
+    cache.invalidate(key).await?;
+    let was_stored = before.as_ref().map(|before| before.state != EntryState::Missing);
+    let was_loaded = before.as_ref().map(|before| before.load.holders > 0);
+    if json {
+        show::print_json(&json!({ "key": key, "stored": was_stored, "load": was_loaded }))?;
+    } else {
+        show::print(match (was_stored, was_loaded) {
+            (Some(false), Some(true)) => "nothing was stored; a load under way was ended",
+            (Some(false), _) => "nothing was stored",
+            _ => "invalidated: the next caller loads",
+        })?;
+    }
+    Ok(if expect && was_stored == Some(false) { Exit::Nothing } else { Exit::Well })
+}
+
+async fn invalidate_tag(cache: &Cache<Value>, tag: &str, json: bool) -> Result<Exit, Failure> {
+    cache.invalidate_tag(tag).await?;
+    match json {
+        true => show::print_json(&json!({ "tag": tag }))?,
+        false => show::print("invalidated: the next caller of each value with the tag loads")?,
+    }
+    Ok(Exit::Well)
+}
+
+/// Ends all values of the namespace, after a question.
+async fn clear(server: &Server, yes: bool, json: bool) -> Result<Exit, Failure> {
+    // A cache without tags looks at no number, so its values would stay.
+    if keys::has_tags(server).await == Some(false) {
+        let why = "no cache with tags has stored anything in this namespace; only values of a \
+                   cache with tags can be cleared: invalidate each key, or change the namespace";
+        match json {
+            true => show::print_json(&json!({ "error": why }))?,
+            false => show::warn(why),
+        }
+        return Ok(Exit::Nothing);
+    }
+    if !yes {
+        let namespace = &server.namespace;
+        let question = format!("All values of {namespace} that have tags on are loaded anew.");
+        ask(&question, &format!("Clear {namespace}"))?;
+    }
+    server.cache(0)?.clear().await?;
+    match json {
+        true => show::print_json(&json!({ "cleared": server.namespace }))?,
+        false => show::print(
+            "cleared: the next caller of each value loads; values of caches without tags stay",
+        )?,
+    }
+    Ok(Exit::Well)
 }
 
 /// Ends the locks of a name, after a question.
 async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit, Failure> {
     let held = locks.explain(name).await?;
-    if !yes && !may_unlock(name, &held)? {
-        return Ok(Exit::Usage);
+    let shown = Escaped(name);
+    if !yes {
+        confirm(name, &held)?;
     }
     let mut ended = Vec::with_capacity(held.len());
     for lock in &held {
         match locks.end(lock).await? {
             true => ended.push(lock.clone()),
             // A holder that came while the user read the question keeps the lock.
-            false => eprintln!(
-                "bellwether: {name} has another holder by now, which keeps it, or it is free"
-            ),
+            false => show::warn(&format!(
+                "{shown} has another holder by now, which keeps it, or it is free"
+            )),
         }
     }
-    match json {
-        true => show::print(&show::locks_json(&ended)),
-        false => ended.iter().for_each(|lock| show::print(&format!("ended: {lock}"))),
+    if json {
+        show::print_json(&show::locks_json(&ended))?;
+    } else {
+        for lock in &ended {
+            show::print(&format!("ended: {lock}"))?;
+        }
     }
     if held.is_empty() && !json {
-        eprintln!("bellwether: {name} is not held in this namespace");
+        show::warn(&format!("{shown} is not held in this namespace"));
     }
     let all_ended = !held.is_empty() && ended.len() == held.len();
     Ok(if all_ended { Exit::Well } else { Exit::Nothing })
 }
 
 /// Asks the user, where there is something to end.
-fn may_unlock(name: &str, held: &[ListedLock]) -> Result<bool, Failure> {
+fn confirm(name: &str, held: &[ListedLock]) -> Result<(), Failure> {
     if held.is_empty() {
-        return Ok(true);
+        return Ok(());
     }
-    if !io::stdin().is_terminal() {
-        eprintln!("bellwether: nobody can be asked here; give `--yes` to unlock {name}");
-        return Ok(false);
-    }
+    let shown = Escaped(name);
+    let mut question = String::new();
     for lock in held {
-        show::print(&lock.to_string());
+        question += &format!("{lock}\n");
     }
-    print!("Its holder is told, but may still act. Unlock {name}? [y/N] ");
-    io::stdout().flush()?;
+    question += "Its holder is told, but may still act.";
+    ask(&question, &format!("Unlock {shown}"))
+}
+
+/// Asks whether to do something. The question is no part of the output.
+fn ask(question: &str, act: &str) -> Result<(), Failure> {
+    if !io::stdin().is_terminal() {
+        let why = format!("nobody can be asked here; give `--yes`: {act}?");
+        return Err(Usage(why).into());
+    }
+    let mut asked = io::stderr();
+    write!(asked, "{question} {act}? [y/N] ")?;
+    asked.flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Usage("nothing was changed".to_owned()).into()),
+    }
 }

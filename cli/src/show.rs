@@ -1,31 +1,135 @@
 //! How locks and entries are shown: as a table for people, or as JSON for scripts.
+//!
+//! Names, labels, tags and texts of failures come from others. [`table`] escapes each of its cells,
+//! and what stands in a line is [`Escaped`].
 
 use std::{
-    io::{self, Write},
+    fmt::Write as _,
+    io::{self, Write as _},
     time::Duration,
 };
 
 use bellwether::{
     backend::{Holding, SemaphoreKind},
     cache::{EntryState, Explanation},
+    key::{Escaped, acts_on_a_terminal},
     lock::ListedLock,
 };
 use serde_json::{Value, json};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Prints a text. A reader that went away wants no more of it.
-pub(crate) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{}", text.trim_end());
+/// Prints a text.
+///
+/// # Errors
+///
+/// A reader that went away wants no more of it.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}", harmless(text.trim_end()))?;
+    out.flush()
 }
 
-/// Aligns the cells of a table. The first row is its head.
+/// Prints JSON. Its strings may have characters that JSON does not escape, but a terminal acts on.
+pub(crate) fn print_json(value: &Value) -> io::Result<()> {
+    let mut text = String::new();
+    for letter in value.to_string().chars() {
+        match acts_on_a_terminal(letter) {
+            // There are none beyond the first 65,536 characters.
+            true => text.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            false => text.push(letter),
+        }
+    }
+    print(&text)
+}
+
+/// Prints a line beside the output. Nobody may be there to read it.
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "bellwether: {}", in_line(text));
+}
+
+/// Returns a text of another program in one line, without what a terminal would act on.
+pub(crate) fn in_line(text: &str) -> String {
+    harmless(&text.replace('\n', " "))
+}
+
+/// Escapes what a terminal would act on, but for line breaks.
+fn harmless(text: &str) -> String {
+    let mut harmless = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '\n' => harmless.push('\n'),
+            letter if acts_on_a_terminal(letter) => harmless.extend(letter.escape_unicode()),
+            letter => harmless.push(letter),
+        }
+    }
+    harmless
+}
+
+/// Stands where a text was cut.
+const CUT: &str = "…";
+/// No column is cut to less.
+const NARROWEST: usize = 8;
+
+/// Aligns the cells of a table, and escapes them. The first row is its head.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}  "));
-        format!("{}\n", cells.collect::<String>().trim_end())
-    };
-    rows.iter().map(line).collect()
+    table_within(rows, usize::MAX)
+}
+
+/// Returns a table whose lines have at most so many columns. The widest cells are cut.
+pub(crate) fn table_within<const N: usize>(rows: &[[String; N]], columns: usize) -> String {
+    let escape = |row: &[String; N]| row.each_ref().map(|cell| Escaped(cell).to_string());
+    let rows: Vec<_> = rows.iter().map(escape).collect();
+    let width = |at: usize| rows.iter().map(|row| row[at].width()).max().unwrap_or(0);
+    let mut widths: [usize; N] = std::array::from_fn(width);
+    while widths.iter().sum::<usize>() + 2 * (N - 1) > columns {
+        let Some(widest) = widths.iter_mut().max().filter(|widest| **widest > NARROWEST) else {
+            break;
+        };
+        *widest -= 1;
+    }
+    let mut table = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let cell = cut(cell, width);
+            let pad = width.saturating_sub(cell.width());
+            let _ = write!(line, "{cell}{:pad$}  ", "");
+        }
+        table.push_str(&cut(line.trim_end(), columns));
+        table.push('\n');
+    }
+    table
+}
+
+/// Cuts a text to so many columns. What is left out is in its middle, because names differ at
+/// their ends.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    let left = columns.saturating_sub(CUT.width());
+    let tail_width = left / 3;
+    let mut tail: Vec<_> = taken(text.chars().rev(), tail_width);
+    tail.reverse();
+    let head = taken(text.chars(), left - tail_width);
+    let head: String = head.into_iter().collect();
+    let tail: String = tail.into_iter().collect();
+    format!("{head}{CUT}{tail}")
+}
+
+/// Returns the first characters that fit into so many columns.
+fn taken(letters: impl Iterator<Item = char>, columns: usize) -> Vec<char> {
+    let mut left = columns;
+    let mut taken = Vec::new();
+    for letter in letters {
+        let width = letter.width().unwrap_or(0);
+        if width > left {
+            break;
+        }
+        left -= width;
+        taken.push(letter);
+    }
+    taken
 }
 
 /// Shows a time with the unit that a reader needs.
@@ -49,16 +153,11 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// Returns a URL as it may be shown.
-pub(crate) fn without_password(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => url.to_owned(),
-    }
-}
-
 /// Names the holder by its label, its process, or their number.
 pub(crate) fn holder(held: &Holding) -> String {
+    if held.is_foreign {
+        return "data of another program".to_owned();
+    }
     match (&held.owner, &held.process) {
         (Some(owner), _) => owner.clone(),
         (None, Some(process)) => format!("process {process}"),
@@ -67,30 +166,36 @@ pub(crate) fn holder(held: &Holding) -> String {
     }
 }
 
-pub(crate) fn locks(namespace: &str, locks: &[ListedLock]) -> String {
-    if locks.is_empty() {
-        return format!("no lock is held or waited for in the namespace {namespace}");
-    }
-    let head = ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
-    let row = |lock: &ListedLock| {
-        let held = &lock.held;
-        [
-            lock.name.clone(),
-            lock.kind.to_string(),
-            holder(held),
-            held.held_for.map_or_else(|| "-".to_owned(), time),
-            time(held.expires_in),
-            held.waiting.to_string(),
-            if held.fence > 0 { held.fence.to_string() } else { "-".to_owned() },
-        ]
-    };
-    let rows = std::iter::once(head.map(str::to_owned)).chain(locks.iter().map(row));
-    let mut shown = table(&rows.collect::<Vec<_>>());
+/// The head of a table of locks.
+const LOCKS: [&str; 7] = ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
+
+/// Returns a table of locks, whose lines have at most so many columns.
+pub(crate) fn locks(locks: &[ListedLock], columns: usize) -> String {
+    let mut rows = vec![LOCKS.map(str::to_owned)];
+    rows.extend(locks.iter().map(lock_row));
+    let mut shown = table_within(&rows, columns);
     if locks.iter().any(|lock| lock.kind == SemaphoreKind::Mutex && lock.held.holders > 0) {
         shown += "WAITING of a mutex: processes, and each caller of a fair one; callers in the \
                   holder's process: not known\n";
     }
     shown
+}
+
+fn lock_row(lock: &ListedLock) -> [String; 7] {
+    let held = &lock.held;
+    [
+        lock.name.clone(),
+        lock.kind.to_string(),
+        holder(held),
+        held.held_for.map_or_else(|| "-".to_owned(), time),
+        time(held.expires_in),
+        held.waiting.to_string(),
+        if held.fence > 0 { held.fence.to_string() } else { "-".to_owned() },
+    ]
+}
+
+pub(crate) fn no_lock(namespace: &str) -> String {
+    format!("no lock is held or waited for in the namespace {namespace}")
 }
 
 pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -> String {
@@ -157,11 +262,12 @@ fn held_json(held: &Holding) -> Value {
         "held_for_ms": held.held_for.map(millis),
         "expires_in_ms": millis(held.expires_in),
         "waiting": held.waiting,
+        "foreign": held.is_foreign,
     })
 }
 
-pub(crate) fn locks_json(locks: &[ListedLock]) -> String {
-    Value::Array(locks.iter().map(lock_json).collect()).to_string()
+pub(crate) fn locks_json(locks: &[ListedLock]) -> Value {
+    Value::Array(locks.iter().map(lock_json).collect())
 }
 
 pub(crate) fn lock_json(lock: &ListedLock) -> Value {
@@ -171,7 +277,7 @@ pub(crate) fn lock_json(lock: &ListedLock) -> Value {
     fields
 }
 
-pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
+pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> Value {
     let entry = explained.entry.as_ref().map(|entry| {
         let tags = entry.tagged.as_ref().map_or(&[][..], |tagged| &tagged.tags);
         json!({
@@ -196,7 +302,6 @@ pub(crate) fn explanation_json(key: &str, explained: &Explanation) -> String {
         "back_off_ms": failed.map(|(back_off, _)| millis(back_off.wait)),
         "failure": failed.map(|(_, failure)| failure.message()),
     })
-    .to_string()
 }
 
 pub(crate) fn millis(time: Duration) -> u64 {

@@ -2,10 +2,18 @@
 //!
 //! The server knows the locks. What is asked for and loaded, only the processes know. They are
 //! asked on a channel of the namespace, and those that spawned `answer_top` answer.
+//!
+//! What is not known yet, or not any more, is said to be so: an empty screen would be read as a
+//! fleet without locks.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    io::{self, IsTerminal, Write},
+    collections::BTreeSet,
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,171 +27,162 @@ use futures_util::StreamExt;
 use redis::{Client, aio::PubSub};
 use serde_json::{Value, json};
 use tokio::{
-    signal::ctrl_c,
+    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 
 use crate::{
-    Exit, Failure, Server,
+    Exit, Failure, Server, address,
     doctor::{PATIENCE, master_of},
-    in_full, show,
+    fleet::{Fleet, Second},
+    in_full,
+    screen::{Screen, Size},
+    show,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// A cache without an answer for so long has ended.
-const GONE: Duration = Duration::from_secs(3);
-/// How many keys, and how many locks, fit on a screen.
+/// How many keys, and how many locks, are shown where no screen says how many fit.
 const ROWS: usize = 10;
+/// A list of locks that is older says so.
+const RECENT: Duration = Duration::from_secs(3);
+/// So many locks are looked at each second. The others are of the last search.
+const REFRESHED: usize = 20;
+/// The pause behind a search, in times of the search.
+const PAUSES: u32 = 4;
 /// The key whose channels have the questions and the answers.
 const QUESTIONS: &str = "bellwether-top";
 
-/// What the caches of the fleet have answered.
-#[derive(Default)]
-struct Fleet {
-    caches: HashMap<String, Answered>,
+/// What is known of the locks.
+#[derive(Clone, Default)]
+struct Listing {
+    /// The locks that the last whole search found, or those that the first one has found so far.
+    locks: Vec<ListedLock>,
+    /// When the last whole search began. `None` before its end.
+    as_of: Option<Instant>,
+    /// When the first rows were looked at again.
+    refreshed: Option<Instant>,
+    /// Why the last search failed.
+    failure: Option<String>,
 }
 
-/// The last two answers of a cache, and when the last one came.
-struct Answered {
-    at: Instant,
-    last: Value,
-    before: Option<(Value, Instant)>,
-}
-
-/// What the fleet did in a second.
-#[derive(Default)]
-struct Second {
+/// All that a screen shows.
+struct View<'a> {
+    server: &'a Server,
     /// Why the server did not take the last question.
     failure: Option<String>,
-    processes: usize,
-    flights: u64,
-    hits: f64,
-    loads: f64,
-    failures: f64,
-    waited: f64,
-    degraded: f64,
-    keys: Vec<(String, f64)>,
+    second: Second,
+    listing: Listing,
 }
 
-impl Fleet {
-    /// Takes in an answer. One that cannot be read is that of a later version.
-    fn hear(&mut self, payload: &[u8]) {
-        let Ok(last) = serde_json::from_slice::<Value>(payload) else { return };
-        let (Some(cache), at) = (last["cache"].as_str().map(str::to_owned), Instant::now()) else {
-            return;
-        };
-        let before = self.caches.remove(&cache).map(|answered| (answered.last, answered.at));
-        self.caches.insert(cache, Answered { at, last, before });
+/// The signals that end the screen. Each of them would leave the terminal as it is.
+struct Ends {
+    signals: [Signal; 4],
+}
+
+impl Ends {
+    fn new() -> io::Result<Self> {
+        let signals = [
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::quit())?,
+        ];
+        Ok(Self { signals })
     }
 
-    fn second(&mut self) -> Second {
-        self.caches.retain(|_, answered| answered.at.elapsed() < GONE);
-        let mut processes: Vec<_> = self.caches.values().map(|it| &it.last["process"]).collect();
-        processes.sort_by_key(|process| process.to_string());
-        processes.dedup();
-        let mut second = Second { processes: processes.len(), ..Second::default() };
-        let mut keys = BTreeMap::<String, f64>::new();
-        for Answered { at, last, before } in self.caches.values() {
-            second.flights += last["stats"]["flights"].as_u64().unwrap_or(0);
-            let Some((before, since)) = before else { continue };
-            let seconds = at.duration_since(*since).as_secs_f64().max(0.1);
-            let rate = |fields: &[&str]| {
-                let number = |answer: &Value| {
-                    fields.iter().filter_map(|field| answer["stats"][field].as_u64()).sum::<u64>()
-                };
-                number(last).saturating_sub(number(before)) as f64 / seconds
-            };
-            second.hits += rate(&["hits", "local", "stale"]);
-            second.loads += rate(&["loads"]);
-            second.failures += rate(&["failures"]);
-            second.waited += rate(&["followed", "received"]);
-            second.degraded += rate(&["degraded"]);
-            for pair in last["keys"].as_array().into_iter().flatten() {
-                let (Some(key), Some(count)) = (pair[0].as_str(), pair[1].as_f64()) else {
-                    continue;
-                };
-                *keys.entry(key.to_owned()).or_default() += count / seconds;
-            }
-        }
-        second.keys = keys.into_iter().collect();
-        second.keys.sort_by(|one, other| other.1.total_cmp(&one.1));
-        second.keys.truncate(ROWS);
-        second
+    async fn next(&mut self) {
+        let signals = self.signals.iter_mut().map(|signal| Box::pin(signal.recv()));
+        futures_util::future::select_all(signals).await;
     }
 }
 
-/// Shows the screen until Ctrl-C, or for some seconds.
+/// Shows the screen until a signal ends it, or for some seconds. It ends as well when nobody reads
+/// it any more, because the fleet counts its keys meanwhile.
 pub(crate) async fn watch(
     server: &Server,
     seconds: Option<u64>,
     json: bool,
 ) -> Result<Exit, Failure> {
     let backend = server.backend()?;
-    backend.ping().await?;
     let namespace = Namespace::new(&server.namespace)?;
+    backend.ping().await?;
     let name = Name::new(&namespace, Family::Cache, &Key::from(QUESTIONS), 512)?;
-    let mut answers = keep_hearing(server.clone(), name.suffixed("a")).await?;
-    let mut locks = keep_listing(Locks::new(backend.clone(), &server.namespace));
-    let is_screen = !json && io::stdout().is_terminal();
-    let _screen = is_screen.then(Screen::open);
-    let (mut fleet, mut shown, mut failure) = (Fleet::default(), 0, None);
+    let mut answers = Answers::hear(server.clone(), name.suffixed("a")).await?;
+    let mut listed = keep_listing(Locks::new(backend.clone(), &server.namespace));
+    let mut ends = Ends::new()?;
+    let mut resized = signal(SignalKind::window_change())?;
+    let screen = if json { None } else { Screen::open()? };
+    let mut fleet = Fleet::default();
+    let mut shown = 0;
+    let mut view =
+        View { server, failure: None, second: fleet.second(), listing: Listing::default() };
     let mut ticks = interval(SECOND);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut ended = std::pin::pin!(ctrl_c());
     loop {
         tokio::select! {
-            _ = &mut ended => return Ok(Exit::Well),
-            Some(answer) = answers.recv() => fleet.hear(&answer),
+            () = ends.next() => return Ok(Exit::Well),
+            _ = resized.recv() => view.show(screen.as_ref(), json)?,
+            Some(answer) = answers.queue.recv() => fleet.hear(&answer),
             _ = ticks.tick() => {
-                let second = Second { failure: failure.take(), ..fleet.second() };
-                let locks = locks.borrow_and_update().clone();
-                let text = if json { text_json(&second, &locks) } else { text(server, &second, &locks) };
-                if is_screen { Screen::show(&text) } else { show::print(&text) }
+                view.second = fleet.second();
+                view.listing = listed.borrow_and_update().clone();
+                view.show(screen.as_ref(), json)?;
                 if seconds.is_some_and(|seconds| shown >= seconds) {
                     return Ok(Exit::Well);
                 }
                 shown += 1;
                 // The question: whoever listens to this name is woken.
                 let asked = backend.clear(&name, Mode::Exclusive).await;
-                failure = asked.err().map(|error| in_full(&error));
+                fleet.asked(asked.is_ok() && answers.are_heard.load(Ordering::Relaxed));
+                view.failure = asked.err().map(|error| in_full(&error));
             }
         }
     }
 }
 
-/// Subscribes to the answers, and does so again after each break.
-async fn keep_hearing(
-    server: Server,
-    channel: String,
-) -> Result<mpsc::UnboundedReceiver<Vec<u8>>, Failure> {
-    let mut subscribed = subscribe(&server, &channel).await?;
-    let (hear, heard) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        loop {
-            let mut answers = subscribed.into_on_message();
-            while let Some(answer) = answers.next().await {
-                if hear.send(answer.get_payload_bytes().to_vec()).is_err() {
-                    return;
+/// The answers of the fleet.
+struct Answers {
+    queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    /// Whether the subscription stands.
+    are_heard: Arc<AtomicBool>,
+}
+
+impl Answers {
+    /// Subscribes to the answers, and does so again after each break.
+    async fn hear(server: Server, channel: String) -> Result<Self, Failure> {
+        let mut subscribed = subscribe(&server, &channel).await?;
+        let (hear, queue) = mpsc::unbounded_channel();
+        let are_heard = Arc::new(AtomicBool::new(true));
+        let answers = Self { queue, are_heard: are_heard.clone() };
+        tokio::spawn(async move {
+            loop {
+                let mut messages = subscribed.into_on_message();
+                while let Some(message) = messages.next().await {
+                    if hear.send(message.get_payload_bytes().to_vec()).is_err() {
+                        return;
+                    }
                 }
+                are_heard.store(false, Ordering::Relaxed);
+                subscribed = loop {
+                    sleep(SECOND).await;
+                    match subscribe(&server, &channel).await {
+                        Ok(again) => break again,
+                        Err(_) if hear.is_closed() => return,
+                        Err(_) => {}
+                    }
+                };
+                are_heard.store(true, Ordering::Relaxed);
             }
-            subscribed = loop {
-                sleep(SECOND).await;
-                match subscribe(&server, &channel).await {
-                    Ok(again) => break again,
-                    Err(_) if hear.is_closed() => return,
-                    Err(_) => {}
-                }
-            };
-        }
-    });
-    Ok(heard)
+        });
+        Ok(answers)
+    }
 }
 
 /// Subscribes at the first of the servers that answers. With sentinels, that is the master.
 async fn subscribe(server: &Server, channel: &str) -> Result<PubSub, Failure> {
     let mut failure = None;
-    for url in &server.url {
+    for url in &server.urls()? {
         match timeout(PATIENCE, subscribe_at(server, url, channel)).await {
             Ok(Ok(answers)) => return Ok(answers),
             Ok(Err(error)) => failure = Some(error),
@@ -206,78 +205,229 @@ async fn subscribe_at(server: &Server, url: &str, channel: &str) -> Result<PubSu
 }
 
 /// Lists the locks again and again. A search of many keys takes longer than a second.
-fn keep_listing(locks: Locks) -> watch::Receiver<Vec<ListedLock>> {
-    let (list, listed) = watch::channel(Vec::new());
+fn keep_listing(locks: Locks) -> watch::Receiver<Listing> {
+    let (list, listed) = watch::channel(Listing::default());
     tokio::spawn(async move {
         while !list.is_closed() {
-            // While the server is away, the last list stays.
-            if let Ok(locks) = locks.list().await {
-                list.send_replace(locks);
+            let begun = Instant::now();
+            let mut searching = pin!(search(&locks, &list));
+            let searched = loop {
+                tokio::select! {
+                    searched = &mut searching => break searched,
+                    () = sleep(SECOND) => refresh(&locks, &list).await,
+                }
+            };
+            match searched {
+                Ok(locks) => {
+                    let as_of = Some(begun);
+                    let listing = Listing { locks, as_of, ..Listing::default() };
+                    list.send_replace(listing);
+                }
+                // While the server is away, the last list stays.
+                Err(error) => list.send_modify(|listing| listing.failure = Some(in_full(&error))),
             }
-            sleep(SECOND).await;
+            // Most of the time belongs to the others who use the server.
+            let next = Instant::now() + begun.elapsed().saturating_mul(PAUSES).max(SECOND);
+            while Instant::now() < next && !list.is_closed() {
+                sleep(SECOND.min(next.saturating_duration_since(Instant::now()))).await;
+                refresh(&locks, &list).await;
+            }
         }
     });
     listed
 }
 
-fn text(server: &Server, second: &Second, locks: &[ListedLock]) -> String {
-    let address = show::without_password(&server.url[0]);
-    let mut text = format!("bellwether top: {} at {address}\n\n", server.namespace);
-    if let Some(failure) = &second.failure {
-        text += &format!("the server does not answer: {failure}\n");
+/// Looks again at the locks that a screen shows, so that their rows are of now.
+async fn refresh(locks: &Locks, list: &watch::Sender<Listing>) {
+    let listing = list.borrow().clone();
+    if listing.as_of.is_none() {
+        return;
     }
-    let Second { processes, flights, hits, loads, failures, waited, degraded, .. } = second;
-    text += &match processes {
-        0 if second.failure.is_some() => String::new(),
-        0 => "no process of this namespace answers; spawn `Cache::answer_top` in each\n".to_owned(),
-        _ => format!(
-            "{processes} processes   {hits:.0} hits/s   {loads:.1} loads/s   {failures:.1} failed/s   \
-             {waited:.0} waited/s   {degraded:.0} degraded/s   {flights} flights\n"
-        ),
-    };
-    let mut rows = vec![["BUSIEST KEYS".to_owned(), "REQUESTS/S".to_owned()]];
-    rows.extend(second.keys.iter().map(|(key, rate)| [key.clone(), format!("{rate:.0}")]));
-    let locks = show::locks(&server.namespace, &locks[..locks.len().min(ROWS)]);
-    format!("{text}\n{}\n{locks}", show::table(&rows))
+    let mut fresh = Vec::new();
+    let shown = &listing.locks[..listing.locks.len().min(REFRESHED)];
+    let names: BTreeSet<_> = shown.iter().map(|lock| lock.name.as_str()).collect();
+    for name in &names {
+        match locks.explain(*name).await {
+            Ok(found) => fresh.extend(found),
+            Err(_) => return,
+        }
+    }
+    let others = listing.locks.iter().filter(|lock| !names.contains(lock.name.as_str()));
+    fresh.extend(others.cloned());
+    ListedLock::sort(&mut fresh);
+    list.send_modify(|listing| {
+        listing.locks = fresh;
+        listing.refreshed = Some(Instant::now());
+    });
 }
 
-fn text_json(second: &Second, locks: &[ListedLock]) -> String {
-    let keys: Vec<_> = second.keys.iter().map(|(key, rate)| json!([key, rate])).collect();
-    json!({
-        "error": second.failure,
-        "processes": second.processes,
-        "flights": second.flights,
-        "hits": second.hits,
-        "loads": second.loads,
-        "failures": second.failures,
-        "waited": second.waited,
-        "degraded": second.degraded,
-        "keys": keys,
-        "locks": locks.iter().map(show::lock_json).collect::<Vec<_>>(),
-    })
-    .to_string()
+/// Searches for all locks. Those of the first search are shown as they are found.
+async fn search(
+    locks: &Locks,
+    list: &watch::Sender<Listing>,
+) -> Result<Vec<ListedLock>, bellwether::Error> {
+    let mut search = locks.search();
+    let mut all = Vec::new();
+    let mut told = Instant::now();
+    while let Some(found) = search.next().await? {
+        all.extend(found);
+        let is_first = list.borrow().as_of.is_none();
+        if is_first && told.elapsed() >= SECOND / 2 {
+            told = Instant::now();
+            ListedLock::sort(&mut all);
+            let locks = all.clone();
+            list.send_modify(|listing| *listing = Listing { locks, ..Listing::default() });
+        }
+    }
+    ListedLock::sort(&mut all);
+    Ok(all)
 }
 
-/// The second screen of a terminal, which leaves the first one as it was.
-struct Screen;
-
-impl Screen {
-    fn open() -> Self {
-        print!("\x1b[?1049h\x1b[?25l");
-        Self
+impl View<'_> {
+    fn show(&self, screen: Option<&Screen>, json: bool) -> Result<(), Failure> {
+        match screen {
+            Some(screen) => {
+                let size = Size::of_output().unwrap_or(Size { columns: 80, rows: 24 });
+                screen.show(&self.text(size), size)?;
+            }
+            None if json => show::print_json(&self.json())?,
+            None => show::print(&self.text(Size::NO_LIMIT))?,
+        }
+        Ok(())
     }
 
-    /// Shows a text from the first line on.
-    fn show(text: &str) {
-        // Each line ends what stood there before, and so does the last one of the rest.
-        print!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"));
-        let _ = io::stdout().flush();
+    /// Returns what fits on a screen of this size.
+    fn text(&self, size: Size) -> String {
+        let address =
+            self.server.urls().map_or_else(|_| String::new(), |urls| address::shown(&urls[0]));
+        let mut head = vec![format!("bellwether top: {} at {address}", self.server.namespace)];
+        head.push(String::new());
+        head.extend(self.of_fleet());
+        let of_locks = self.of_locks();
+        let head_rows = head.len() + usize::from(of_locks.is_some()) + 4;
+        let (keys, locks) = self.shares(size.rows.saturating_sub(head_rows));
+        let mut rows = vec![["BUSIEST KEYS".to_owned(), "REQUESTS/S".to_owned()]];
+        rows.extend(
+            self.second
+                .keys
+                .iter()
+                .take(keys)
+                .map(|(key, rate)| [key.clone(), format!("{rate:.0}")]),
+        );
+        let mut text =
+            format!("{}\n\n{}", head.join("\n"), show::table_within(&rows, size.columns));
+        text += &and_more(self.second.keys.len(), keys);
+        text.push('\n');
+        if let Some(words) = of_locks {
+            text += &format!("{words}\n");
+        }
+        if !self.listing.locks.is_empty() {
+            let shown = &self.listing.locks[..self.listing.locks.len().min(locks)];
+            text += &show::locks(shown, size.columns);
+            text += &and_more(self.listing.locks.len(), locks);
+        }
+        text
+    }
+
+    /// Returns how many keys and how many locks are shown in so many rows. What one of them leaves
+    /// is for the other. Where not all fit, a row says so.
+    fn shares(&self, rows: usize) -> (usize, usize) {
+        let (all_keys, all_locks) = (self.second.keys.len(), self.listing.locks.len());
+        if rows > all_keys.saturating_add(all_locks) && rows < usize::MAX / 2 {
+            return (all_keys, all_locks);
+        }
+        if rows >= usize::MAX / 2 {
+            return (ROWS, ROWS);
+        }
+        // Locks come first: a stuck lock is looked for.
+        let for_locks = all_locks.min(rows.div_ceil(2).max(rows.saturating_sub(all_keys)));
+        let for_keys = rows - for_locks;
+        let without_more =
+            |rows: usize, all: usize| if all > rows { rows.saturating_sub(1) } else { all };
+        (without_more(for_keys, all_keys), without_more(for_locks, all_locks))
+    }
+
+    /// Says what the processes do, or why that is not known.
+    fn of_fleet(&self) -> Vec<String> {
+        if let Some(failure) = &self.failure {
+            return vec![format!("the server does not answer: {}", show::in_line(failure))];
+        }
+        let second = &self.second;
+        let processes = match second.processes {
+            None => return vec!["asking the processes of this namespace".to_owned()],
+            Some(0) => {
+                let advice = "spawn `Cache::answer_top` in each";
+                return vec![format!("no process of this namespace answers; {advice}")];
+            }
+            Some(processes) => processes,
+        };
+        let rates = match &second.rates {
+            None => "rates are not known yet".to_owned(),
+            Some(rates) => format!(
+                "{:.0} hits/s   {:.1} loads/s   {:.1} failed/s   {:.0} waited/s   {:.0} degraded/s",
+                rates.hits, rates.loads, rates.failures, rates.waited, rates.degraded
+            ),
+        };
+        // Two lines, so that they fit 80 columns.
+        vec![format!("{processes} processes   {} flights", second.flights), rates]
+    }
+
+    /// Says of what the list of locks is, unless it is all of them and of now.
+    fn of_locks(&self) -> Option<String> {
+        let Listing { locks, as_of, refreshed, failure } = &self.listing;
+        let failure = failure.as_deref().map(show::in_line);
+        match (as_of, failure) {
+            (None, Some(failure)) => Some(format!("LOCKS are not known: {failure}")),
+            (None, None) => Some(format!("searching for locks; {} found so far", locks.len())),
+            (Some(as_of), Some(failure)) => {
+                let age = show::time(as_of.elapsed());
+                Some(format!("LOCKS of {age} ago; the search after that failed: {failure}"))
+            }
+            (Some(as_of), None) if locks.is_empty() => {
+                let no_lock = show::no_lock(&self.server.namespace);
+                let age = as_of.elapsed();
+                // A lock that came since is not known yet.
+                let as_of = format!(", as of a search {} ago", show::time(age));
+                Some(if age > RECENT { no_lock + &as_of } else { no_lock })
+            }
+            (Some(as_of), None) if as_of.elapsed() > RECENT => {
+                let age = show::time(as_of.elapsed());
+                let is_fresh = refreshed.is_some_and(|at| at.elapsed() <= RECENT);
+                let of_now = if is_fresh { ", and the rows below of now" } else { "" };
+                Some(format!("LOCKS of a search {age} ago{of_now}"))
+            }
+            (Some(_), None) => None,
+        }
+    }
+
+    fn json(&self) -> Value {
+        let (second, listing) = (&self.second, &self.listing);
+        let keys: Vec<_> =
+            second.keys.iter().take(ROWS).map(|(key, rate)| json!([key, rate])).collect();
+        let rates = second.rates.as_ref();
+        // What is not known is `null`.
+        let locks = listing.as_of.map(|_| show::locks_json(&listing.locks));
+        json!({
+            "error": self.failure.as_ref().or(listing.failure.as_ref()),
+            "processes": second.processes,
+            "flights": second.processes.map(|_| second.flights),
+            "hits": rates.map(|rates| rates.hits),
+            "loads": rates.map(|rates| rates.loads),
+            "failures": rates.map(|rates| rates.failures),
+            "waited": rates.map(|rates| rates.waited),
+            "degraded": rates.map(|rates| rates.degraded),
+            "keys": keys,
+            "searching": listing.as_of.is_none() && listing.failure.is_none(),
+            "locks": locks,
+            "locks_age_ms": listing.as_of.map(|as_of| show::millis(as_of.elapsed())),
+        })
     }
 }
 
-impl Drop for Screen {
-    fn drop(&mut self) {
-        print!("\x1b[?25h\x1b[?1049l");
-        let _ = io::stdout().flush();
+/// Says how many are not shown.
+fn and_more(all: usize, shown: usize) -> String {
+    match all.saturating_sub(shown) {
+        0 => String::new(),
+        more => format!("and {more} more\n"),
     }
 }

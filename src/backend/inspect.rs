@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::{BackOff, Failure, Mode, Occupied, Owner};
+use tokio::time::Instant;
+
+use super::{BackOff, Failure, Mode, Occupied, Owner, SemaphoreKind};
+use crate::{escape::Escaped, key::Name};
 
 /// The holder of a lock or of a load, and how many wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +36,9 @@ pub struct Holding {
     /// The failed loads of an entry in a row, and the last of them. The wait is zero when it has
     /// ended and the failures are still [remembered](BackOff::remembered).
     pub failed: Option<(BackOff, Failure)>,
+    /// The name holds data that this crate did not write, so nothing else is known. Only lists have
+    /// it: a question about one name is an error.
+    pub is_foreign: bool,
 }
 
 impl Holding {
@@ -52,15 +58,50 @@ impl Holding {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.holders == 0 && self.waiting == 0
+        self.holders == 0 && self.waiting == 0 && !self.is_foreign
     }
+}
+
+/// What is known of the connections to the servers of a backend.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Connections {
+    /// The time of the last ping, while there is a connection.
+    pub round_trip: Option<Duration>,
+    /// How long all of them have stood: zero if one is broken. `None` before the first one.
+    pub stood_for: Option<Duration>,
+}
+
+/// Where a search for locks goes on: at each server, behind what it has looked at. The default is
+/// its begin.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SearchFrom {
+    /// The cursor of each server, or `None` where the search has ended. Empty before the begin.
+    pub(crate) cursors: Vec<Option<String>>,
+    /// When the last step ended.
+    pub(crate) at: Option<Instant>,
+}
+
+/// What one step of a search for locks has found.
+#[doc(hidden)]
+#[derive(Clone, Debug, Default)]
+pub struct FoundLocks {
+    /// The locks that are held or waited for, in any order. A lock may come twice, or be free by
+    /// then.
+    pub locks: Vec<(Name, SemaphoreKind)>,
+    /// Where the next step begins. `None` if this was the last one.
+    pub next: Option<SearchFrom>,
 }
 
 impl fmt::Display for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_foreign {
+            return f.write_str("holds data that this crate did not write");
+        }
         match (self.holders, &self.owner, &self.process) {
             (0, ..) => f.write_str("not held")?,
-            (_, Some(owner), _) => write!(f, "held by {owner}")?,
+            (_, Some(owner), _) => write!(f, "held by {}", Escaped(owner))?,
             (_, None, Some(process)) => write!(f, "held by process {process}")?,
             (holders, None, None) => write!(f, "held by {holders}")?,
         }

@@ -67,6 +67,7 @@ pub use self::{
     },
     entry::{Entry, EntryKind, Windows},
     holders::Holders,
+    inspect::{Connections, FoundLocks, SearchFrom},
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
@@ -159,12 +160,13 @@ pub trait Leases: Send + Sync + 'static {
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError>;
 
-    /// Returns the locks of a namespace that are held or waited for, in any order. One may come
-    /// twice, or be free by then. The default refuses.
+    /// Does one step of a search for the locks of a namespace that are held or waited for. The
+    /// default refuses.
     async fn lock_names(
         &self,
         _namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        _from: &SearchFrom,
+    ) -> Result<FoundLocks, BackendError> {
         Err(BackendError::refused("the backend does not search for locks"))
     }
 
@@ -213,6 +215,11 @@ pub trait Leases: Send + Sync + 'static {
     /// Returns whether other processes may use the same data. Defaults to `true`.
     fn is_shared(&self) -> bool {
         true
+    }
+
+    /// Returns what is known of the connections. The default is for a backend without any.
+    fn connections(&self) -> Connections {
+        Connections::default()
     }
 
     /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a

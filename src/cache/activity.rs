@@ -13,7 +13,7 @@ use std::{
 };
 
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::{sync::Mutex as AsyncMutex, time::timeout};
 
 use super::Cache;
 use crate::{
@@ -37,6 +37,8 @@ const ANSWERED: usize = 20;
 pub(super) struct Activity {
     is_asked: AtomicBool,
     sampled: Mutex<HashMap<Key, u32>>,
+    /// Held by the one task that answers, so that a cache is counted once.
+    answering: Arc<AsyncMutex<()>>,
 }
 
 impl Activity {
@@ -70,6 +72,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Spawn the future that this returns. It ends with the last clone. It subscribes to one
     /// channel of the namespace. While a `top` runs somewhere, each process counts the keys of
     /// every 16th request, and answers once a second by one `PUBLISH`. Otherwise no key is counted.
+    /// Of several futures of one cache, one answers. When it is dropped, another one goes on.
     ///
     /// Each client that may subscribe in the namespace sees the keys.
     ///
@@ -80,8 +83,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let (core, store) = (Arc::downgrade(&self.core), self.core.store.clone());
         let name = Name::new(&self.core.settings.namespace, Family::Cache, &QUESTIONS.into(), 512);
         let id = Owner::fresh().to_string();
+        let answering = self.core.activity.answering.clone();
         async move {
             let Ok(name) = name else { return };
+            let _answers = answering.lock_owned().await;
             let mut changes = store.changes(&name).await.unwrap_or_else(|_| Changes::none());
             loop {
                 let asked = timeout(FRESH, changes.next()).await.is_ok();

@@ -21,7 +21,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     time::Instant,
 };
-use tracing::{info, warn};
+use tracing::{field, info, warn};
 
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
@@ -83,6 +83,9 @@ fn admits(until: &mut Option<Instant>) -> bool {
     }
     is_over
 }
+
+/// An outage that is this old has been told of before.
+const FIRST_LINE: Duration = Duration::from_secs(1);
 
 impl Breaker {
     pub(super) fn admits(&self) -> bool {
@@ -198,7 +201,9 @@ impl Breaker {
         drop(state);
         if is_due {
             let what = "degraded: one load for each process and key, and nothing is stored";
-            warn!(?away, degraded, error = %Chain(&error), "{what}");
+            // The first line tells of the begin, and has no time.
+            let away = (away >= FIRST_LINE).then(|| field::debug(away));
+            warn!(away, degraded, error = %Chain(&error), "{what}");
         }
     }
 }

@@ -99,6 +99,12 @@ impl<V> Core<V> {
             ("bellwether_leases", self.engine.stats().held as f64),
             ("bellwether_breaker_open", open as f64),
         ];
+        gauges.extend(self.engine.connection_gauges());
+        if let Some(copies) = &self.copies {
+            let (bytes, capacity) = copies.fill();
+            gauges.push(("bellwether_local_bytes", bytes as f64));
+            gauges.push(("bellwether_local_capacity_bytes", capacity as f64));
+        }
         let trust = self.copies.as_ref().and_then(|copies| copies.trust());
         if let Some((lag, is_trusted)) = trust {
             gauges.push(("bellwether_local_trusted", f64::from(u8::from(is_trusted))));

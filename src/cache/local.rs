@@ -21,10 +21,7 @@ use std::{
 };
 
 use hashbrown::DefaultHashBuilder;
-use quick_cache::{
-    OptionsBuilder, Weighter,
-    sync::{Cache as Rows, DefaultLifecycle},
-};
+use quick_cache::{Lifecycle, OptionsBuilder, Weighter, sync::Cache as Rows};
 use tokio::time::Instant;
 
 pub(super) use self::order::{Fill, Order, WatchedOrder, Watches};
@@ -101,9 +98,24 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     }
 }
 
-type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>;
+type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder, CountsEvictions>;
 
-fn rows<V>(weight: usize, is_tier: bool) -> LocalRows<V> {
+/// Counts the rows that give way to others.
+#[derive(Clone)]
+struct CountsEvictions(Arc<Counters>);
+
+impl<V> Lifecycle<Key, Arc<LocalRow<V>>> for CountsEvictions {
+    /// A row that was evicted is dropped after the lock of its shard.
+    type RequestState = Option<Arc<LocalRow<V>>>;
+
+    fn on_evict(&self, dropped: &mut Self::RequestState, _: Key, row: Arc<LocalRow<V>>) {
+        self.0.local_evicted.add();
+        *dropped = Some(row);
+    }
+}
+
+fn rows<V>(weight: usize, is_tier: bool, counters: &Arc<Counters>) -> LocalRows<V> {
+    let counts = CountsEvictions(counters.clone());
     let hasher = DefaultHashBuilder::default();
     let mut options = OptionsBuilder::new();
     options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
@@ -112,9 +124,9 @@ fn rows<V>(weight: usize, is_tier: bool) -> LocalRows<V> {
         options.shards(4);
     }
     match options.build() {
-        Ok(options) => Rows::with_options(options, ByWeight, hasher, DefaultLifecycle::default()),
+        Ok(options) => Rows::with_options(options, ByWeight, hasher, counts),
         // All that it needs is given.
-        Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, <_>::default()),
+        Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, counts),
     }
 }
 
@@ -141,7 +153,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
                 false => tier.max_staleness(Duration::MAX),
             };
             Self {
-                rows: rows(weight, is_tier),
+                rows: rows(weight, is_tier, counters),
                 has_rows: AtomicBool::new(false),
                 heaviest: weight / 4,
                 order,
@@ -291,12 +303,22 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
 
 impl<V> LocalStore<V> {
     /// Returns how far a copy may be behind now, if changes are told at all. Also returns whether
-    /// copies are served without a question. `None` if there is no tier.
+    /// copies are served without a question. `None` if there is no tier, or if it has not wanted to
+    /// keep a copy yet: whether it could rely on its messages is not known then.
     #[cfg(feature = "metrics")]
     pub(super) fn trust(&self) -> Option<(Option<Duration>, bool)> {
         let max_staleness = self.tier?.max_staleness;
+        if !self.order.is_wanted.load(Ordering::Relaxed) {
+            return None;
+        }
         let lag = self.order.complete_until().elapsed();
         Some(((max_staleness < Duration::MAX).then_some(lag), lag < max_staleness))
+    }
+
+    /// Returns the weight of all copies, and the greatest that it may be, in bytes.
+    #[cfg(feature = "metrics")]
+    pub(super) fn fill(&self) -> (u64, u64) {
+        (self.rows.weight(), self.rows.capacity())
     }
 
     /// Counts the time without trust until now.
@@ -306,6 +328,9 @@ impl<V> LocalStore<V> {
         let mut counted_until = lock(&self.counted_until);
         let (counted, now) = (*counted_until, Instant::now());
         *counted_until = now;
+        if !self.order.is_wanted.load(Ordering::Relaxed) {
+            return;
+        }
         let untrusted = now.saturating_duration_since(trusted_until.max(counted));
         self.counters.local_untrusted_seconds.add(untrusted);
     }

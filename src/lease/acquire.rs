@@ -39,6 +39,8 @@ pub(crate) struct AcquireTerms {
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     pub(crate) limit: Duration,
+    /// To wait for long is no fault, as of a job or a leader.
+    pub(crate) stands_by: bool,
 }
 
 impl Engine {
@@ -57,6 +59,8 @@ impl Engine {
     ) -> Result<Vec<LeaseGuard>, Error> {
         let begun = Instant::now();
         let span = spans::lock(what);
+        let is_told = self.renewals.meter.is_published() && !terms.stands_by;
+        let _wait = is_told.then(|| self.waits.begin(begun));
         let tries_once = terms.claims.iter().any(|claim| !claim.waits);
         // In a box, because what is around it moves it.
         let acquiring = Box::pin(self.acquire_all(begun, &terms));

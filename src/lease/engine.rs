@@ -9,7 +9,7 @@ use super::{
 use crate::{
     backend::{Claim, Leases, Marked, Tick},
     error::Error,
-    observe::{LockCounters, LockStats},
+    observe::{LockCounters, LockStats, Waits},
     time::{Pauses, after},
 };
 
@@ -22,6 +22,8 @@ pub(crate) struct Engine {
     pub(super) keeper: Arc<Keeper>,
     pub(super) queues: Arc<LocalQueues>,
     pub(super) asking: Asking,
+    /// The waits that are going on, while they are published.
+    pub(super) waits: Waits,
     /// The backend has it as long as the engine lives.
     _holders: Arc<LocalHolders>,
 }
@@ -42,6 +44,7 @@ impl Engine {
             keeper: Keeper::new(backend.clone()),
             queues: Arc::default(),
             asking: Asking::default(),
+            waits: Waits::default(),
             counters,
             backend,
         })
@@ -57,10 +60,26 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
+    /// Returns what is known of the connections, as gauges.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn connection_gauges(&self) -> impl Iterator<Item = (&'static str, f64)> + use<> {
+        let known = self.backend.connections();
+        let times = [
+            ("bellwether_round_trip_seconds", known.round_trip),
+            ("bellwether_connected_seconds", known.stood_for),
+        ];
+        times.into_iter().filter_map(|(metric, time)| Some((metric, time?.as_secs_f64())))
+    }
+
     #[cfg(feature = "metrics")]
     pub(crate) fn reading(&self) -> crate::meter::Reading {
-        let waiting = self.keeper.entries() as f64;
-        (serde_json::json!(self.stats()), vec![("bellwether_locks_waiting", waiting)])
+        let mut gauges = vec![
+            ("bellwether_locks_waiting", self.keeper.entries() as f64),
+            ("bellwether_locks_longest_hold_seconds", self.renewals.longest_hold().as_secs_f64()),
+            ("bellwether_locks_longest_wait_seconds", self.waits.longest().as_secs_f64()),
+        ];
+        gauges.extend(self.connection_gauges());
+        (serde_json::json!(self.stats()), gauges)
     }
 
     /// Stops the engine, and waits until the releases have ended or the limit passes.

@@ -164,6 +164,14 @@ impl Renewals {
         }
     }
 
+    /// Returns how long the lease that is held for longest has been held.
+    #[cfg(feature = "metrics")]
+    pub(super) fn longest_hold(&self) -> Duration {
+        let schedule = lock(&self.schedule);
+        let since = schedule.held.values().map(|lease| lease.granted.since).min();
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Returns when the task looks next. Returns `None` if it ends.
     fn next_look(&self) -> Option<Instant> {
         let mut schedule = lock(&self.schedule);

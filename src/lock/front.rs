@@ -64,6 +64,8 @@ pub struct Lock<Kind> {
     max_hold: Duration,
     wait_limit: Duration,
     retry: Arc<dyn RetryStrategy>,
+    /// To wait for long is no fault.
+    pub(super) stands_by: bool,
     pub(super) kind: Kind,
 }
 
@@ -190,8 +192,15 @@ impl<Kind> Lock<Kind> {
             max_hold: Duration::MAX,
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
+            stands_by: false,
             kind,
         }
+    }
+
+    /// Returns a lock whose callers wait until it is their turn, however long that takes.
+    pub(super) fn standing_by(mut self) -> Self {
+        self.stands_by = true;
+        self.wait_limit(Duration::MAX)
     }
 
     /// Acquires a lease in a mode, waiting while others are in the way.
@@ -222,7 +231,8 @@ impl<Kind> Lock<Kind> {
         claims: Vec<Claim>,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let (retry, limit) = (self.retry.clone(), self.wait_limit);
-        let terms = AcquireTerms { claims, upkeep: self.upkeep()?, retry, limit };
+        let (upkeep, stands_by) = (self.upkeep()?, self.stands_by);
+        let terms = AcquireTerms { claims, upkeep, retry, limit, stands_by };
         self.space.engine.acquire(&self.key, terms).await
     }
 

@@ -72,7 +72,7 @@ impl Locks {
 
     fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
         let kind = Scheduled { runs_again: false, when };
-        Lock::new(&self.space, name, kind).wait_limit(Duration::MAX)
+        Lock::new(&self.space, name, kind).standing_by()
     }
 }
 
@@ -225,7 +225,7 @@ impl Job {
         if look.mark.is_some_and(|mark| mark.tick > latest) {
             look.warn_of_future(&self.key);
         }
-        match self.begin_due(&look, kept, self.kind.runs_again, |_| Some(tick)).await? {
+        match self.begin_due(&look, kept, self.kind.runs_again, |_| Some(tick), None).await? {
             DueTick::Begun(turn) => Ok(Some(turn)),
             DueTick::NotNow { .. } => Ok(None),
         }
@@ -286,7 +286,7 @@ impl Ticks {
             loop {
                 let begins = async || {
                     let look = self.look().await?;
-                    let begun = self.begin_due(&look, KEPT, true, tick).await?;
+                    let begun = self.begin_due(&look, KEPT, true, tick, Some(period)).await?;
                     Ok((look, begun))
                 };
                 let (look, begun) = through_outages("a job", begins).await?;
@@ -359,15 +359,18 @@ impl<When> Lock<Scheduled<When>> {
         Ok(Look { mark: seen.before, now: seen.now, at: Instant::now(), stranger: claim.owner })
     }
 
-    /// Begins the tick that `tick` returns for the time of the server.
+    /// Begins the tick that `tick` returns for the time of the server. Publishes the mark of a job
+    /// with a `period`.
     async fn begin_due(
         &self,
         look: &Look,
         kept: Duration,
         waits: bool,
         tick: impl Fn(u64) -> Option<u64>,
+        period: Option<u64>,
     ) -> Result<DueTick, Error> {
         let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
+        self.publish(period, look.mark.map(|mark| mark.tick));
         let tick = || Some(Tick { at: tick(look.now())?, step, kept });
         if !tick().is_some_and(|tick| tick.is_possible(look.mark, look.stranger)) {
             return Ok(DueTick::NotNow { now: look.now() });
@@ -382,6 +385,7 @@ impl<When> Lock<Scheduled<When>> {
         };
         let marked = self.space.engine.janitor.mark(&held.release.claim, tick).await?;
         if marked.is_set {
+            self.publish(period, Some(tick.at));
             let turn = Turn { held: held.into(), tick, previous: marked.before };
             return Ok(DueTick::Begun(turn));
         }
@@ -389,6 +393,15 @@ impl<When> Lock<Scheduled<When>> {
             return Err(held.lost_error());
         }
         Ok(DueTick::NotNow { now: look.now() })
+    }
+}
+
+impl<When> Lock<Scheduled<When>> {
+    fn publish(&self, period: Option<u64>, last_tick: Option<u64>) {
+        if let Some(period) = period {
+            let period = Duration::from_micros(period);
+            self.space.engine.renewals.meter.job(&self.key.text, period, last_tick);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! One leader in the whole fleet.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc};
 
 use tracing::warn;
 
@@ -50,7 +50,7 @@ impl<Servers> Locks<Servers> {
     /// [fair](super::Mutex::fair) one.
     pub fn leader(&self, name: impl Into<Key>) -> Candidate {
         let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
-        Lock::new(&self.space, name.into(), Elected(mode)).wait_limit(Duration::MAX)
+        Lock::new(&self.space, name.into(), Elected(mode)).standing_by()
     }
 }
 
@@ -79,9 +79,12 @@ impl Candidate {
         Done: Future,
     {
         let janitor = &self.space.engine.janitor;
+        let mut candidacy = self.space.engine.renewals.meter.candidate(&self.key.text);
         let lead = async {
             loop {
+                candidacy.leads(false);
                 let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
+                candidacy.leads(true);
                 let led = run_until(held.lost(), work(Term { lease: held.lease.clone() }));
                 match run_until(janitor.stop.cancelled(), led).await {
                     Some(Some(output)) => {

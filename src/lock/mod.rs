@@ -104,7 +104,7 @@ pub use self::{
     jobs::{Job, JobMark, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
-    list::ListedLock,
+    list::{ListedLock, LockSearch},
     locks::Locks,
     mutex::{Mutex, MutexGuard},
     redlock::Redlock,

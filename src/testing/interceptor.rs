@@ -11,9 +11,9 @@ use async_trait::async_trait;
 
 use crate::{
     backend::{
-        ANSWER_LIMIT, BackOff, Changes, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure,
-        Grant, Holders, Holding, Kept, Leases, Marked, Mode, Owner, ProcessId, Renewal,
-        SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, in_time,
+        ANSWER_LIMIT, BackOff, Changes, Claim, Claimed, Committed, Connections, Countdown, Edit,
+        Entry, Failure, FoundLocks, Grant, Holders, Holding, Kept, Leases, Marked, Mode, Owner,
+        ProcessId, Renewal, SearchFrom, SemaphoreKind, Store, TagEnd, TagEnds, Tap, Tick, in_time,
     },
     error::{BackendError, BackendErrorKind},
     key::{Name, Namespace},
@@ -179,8 +179,8 @@ operations! {
         Inspect { name: Name = &Name, kind: SemaphoreKind = SemaphoreKind } -> Holding =
             inspect(name, *kind);
         /// Lists locks.
-        LockNames { namespace: Namespace = &Namespace } -> Vec<(Name, SemaphoreKind)> =
-            lock_names(namespace);
+        LockNames { namespace: Namespace = &Namespace, from: SearchFrom = &SearchFrom }
+            -> FoundLocks = lock_names(namespace, from);
         /// Ends a lease by force.
         Clear { name: Name = &Name, mode: Mode = Mode } -> bool = clear(name, *mode);
         /// Registers a waiter for pushes.
@@ -208,6 +208,10 @@ operations! {
 
         fn is_shared(&self) -> bool {
             self.inner.is_shared()
+        }
+
+        fn connections(&self) -> Connections {
+            self.inner.connections()
         }
 
         fn shard(&self, name: &Name) -> usize {

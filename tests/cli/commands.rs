@@ -80,7 +80,6 @@ async fn a_key_is_explained() {
     let server = RedisServer::start().await;
     let cache = cache(&server);
     let explain = async |key: &str| printed(&run(&server, &["explain", key]).await, 0);
-    assert!(explain("k").await.contains("missing"));
     cache.request("k").tag("customer:7").insert(&"v".to_owned()).await.unwrap();
     let fresh = explain("k").await;
     assert!(fresh.contains("fresh for ") && fresh.contains("customer:7"), "{fresh}");
@@ -140,6 +139,8 @@ async fn a_lock_is_unlocked_after_a_question() {
     assert!(here.mutex("import").holder().await.unwrap().is_some());
     // Where nobody can be asked, it does nothing.
     printed(&run(&server, &["unlock", "import"]).await, 2);
+    let json = printed(&run(&server, &["unlock", "import", "--json"]).await, 2);
+    assert!(json.starts_with(r#"{"error":"nobody can be asked here"#), "{json}");
     terminal.enter("clear; bellwether unlock import; echo \"[ended with $?]\"");
     terminal.shows("Unlock import? [y/N]").await;
     terminal.enter("y");
@@ -191,6 +192,81 @@ async fn a_key_or_a_tag_is_invalidated() {
     assert!(cache.get("l").await.unwrap().is_some());
     printed(&run(&server, &["invalidate", "--tag", "customer:7"]).await, 0);
     assert_eq!(cache.get("l").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_said_to_be_nothing() {
+    let server = RedisServer::start().await;
+    let explained = printed(&run(&server, &["explain", "k"]).await, 3);
+    assert!(explained.contains("missing") && explained.contains("the namespace has no key"));
+    assert!(printed(&run(&server, &["locks"]).await, 0).contains("the namespace has no key"));
+    printed(&run(&server, &["explain", "k", "--json"]).await, 3);
+    let cache = cache(&server);
+    assert_eq!(printed(&run(&server, &["invalidate", "k"]).await, 0), "nothing was stored\n");
+    printed(&run(&server, &["invalidate", "k", "--expect"]).await, 3);
+    // An invalidation leaves a fence, so the namespace has a key by now.
+    cache.insert("l", &"v".to_owned()).await.unwrap();
+    let explained = printed(&run(&server, &["explain", "k"]).await, 3);
+    assert!(explained.contains("the namespace has other keys"), "{explained}");
+    let invalidated = printed(&run(&server, &["invalidate", "l", "--expect"]).await, 0);
+    assert_eq!(invalidated, "invalidated: the next caller loads\n");
+    let [begun, release] = [(); 2].map(|()| Arc::new(Notify::new()));
+    let (starts, ends) = (begun.clone(), release.clone());
+    let load = cache.request("m").load(move |_| async move {
+        starts.notify_one();
+        ends.notified().await;
+        Ok::<_, BoxError>("v".to_owned())
+    });
+    let load = tokio::spawn(load);
+    begun.notified().await;
+    let ended = printed(&run(&server, &["invalidate", "m"]).await, 0);
+    assert_eq!(ended, "nothing was stored; a load under way was ended\n");
+    release.notify_one();
+    load.await.unwrap().unwrap();
+    assert_eq!(cache.get("m").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_response_is_found_by_its_address() {
+    let server = RedisServer::start().await;
+    let cache = cache(&server);
+    cache.insert("GET  shop /page?a=1", &"v".to_owned()).await.unwrap();
+    let found = printed(&run(&server, &["explain", "https://Shop:443/page?a=1"]).await, 0);
+    assert!(found.contains("fresh for "), "{found}");
+    let hint = printed(&run(&server, &["explain", "GET shop /page?a=1"]).await, 3);
+    assert!(hint.contains("two spaces"), "{hint}");
+    printed(&run(&server, &["invalidate", "https://shop/page?a=1", "--expect"]).await, 0);
+    assert_eq!(cache.get("GET  shop /page?a=1").await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_values_with_tags_are_cleared_and_others_are_told() {
+    let server = RedisServer::start().await;
+    let untagged: Cache<String> =
+        Cache::builder(testkit::open(server.url()), NAMESPACE).build().unwrap();
+    untagged.insert("u", &"v".to_owned()).await.unwrap();
+    let output = run(&server, &["clear", "--yes"]).await;
+    printed(&output, 3);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("no cache with tags has stored anything"), "{words}");
+    assert!(untagged.get("u").await.unwrap().is_some());
+    let cache = cache(&server);
+    for key in ["k", "l"] {
+        cache
+            .request(key)
+            .tag("t")
+            .load(|_| async { Ok::<_, BoxError>("v".to_owned()) })
+            .await
+            .unwrap();
+    }
+    printed(&run(&server, &["clear"]).await, 2);
+    assert!(cache.get("k").await.unwrap().is_some());
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether clear; echo \"[ended with $?]\"");
+    terminal.shows("Clear shop? [y/N]").await;
+    terminal.enter("y");
+    terminal.shows("[ended with 0]").await;
+    assert_eq!((cache.get("k").await.unwrap(), cache.get("l").await.unwrap()), (None, None));
 }
 
 #[tokio::test]

@@ -9,10 +9,14 @@
 
 mod commands;
 mod doctor;
+mod ends;
+mod escapes;
 mod fleet;
+mod many;
 mod runbook;
 mod terminal;
 mod top;
+mod unknown;
 
 use std::process::{Command, Output};
 

@@ -23,6 +23,10 @@ pub struct Terminal(String, AtomicU32);
 
 impl Terminal {
     pub fn open(url: &str) -> Self {
+        Self::open_sized(url, COLUMNS, ROWS)
+    }
+
+    pub fn open_sized(url: &str, columns: usize, rows: usize) -> Self {
         let terminal =
             Self(format!("bellwether-test-{:016x}", fastrand::u64(..)), AtomicU32::new(0));
         let folder = Path::new(PROGRAM).parent().unwrap().display();
@@ -32,7 +36,7 @@ impl Terminal {
             "env PATH={folder}:{path} BELLWETHER_URL={url} BELLWETHER_NAMESPACE={NAMESPACE} \
              PS1='$ ' TERM=screen sh"
         );
-        let (columns, rows) = (COLUMNS.to_string(), ROWS.to_string());
+        let (columns, rows) = (columns.to_string(), rows.to_string());
         terminal.tmux(&[
             "-f",
             "/dev/null",
@@ -60,6 +64,18 @@ impl Terminal {
 
     pub fn press(&self, key: &str) {
         self.tmux(&["send-keys", key]);
+    }
+
+    /// Gives the window another size.
+    pub fn resize(&self, columns: usize, rows: usize) {
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        self.tmux(&["resize-window", "-x", &columns, "-y", &rows]);
+    }
+
+    /// Returns whether the cursor is shown.
+    pub fn has_cursor(&self) -> bool {
+        let flag = self.tmux(&["display-message", "-p", "#{cursor_flag}"]).stdout;
+        flag.starts_with(b"1")
     }
 
     pub fn screen(&self) -> String {

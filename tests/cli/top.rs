@@ -28,6 +28,18 @@ async fn the_busiest_keys_and_the_stuck_lock_are_on_the_screen() {
     let screen = terminal.comes_to("the whole fleet", is_whole).await;
     let address = format!("127.0.0.1:{}/0", fleet.server.port());
     draw("top", "bellwether top", &screen.replace(&address, "10.0.0.1:6379"));
+    // In an incident it is the same at each size: the stuck lock, the hot key and the head.
+    for (columns, rows) in [(80, 24), (200, 50)] {
+        terminal.resize(columns, rows);
+        let fits = |screen: &str| {
+            let first = screen.lines().next().unwrap_or_default();
+            let is_cut = screen.contains('…');
+            first.starts_with("bellwether top") && is_whole(screen) && !is_cut
+        };
+        let screen = terminal.comes_to("the whole fleet in another size", fits).await;
+        println!("{columns}x{rows}:\n{screen}");
+        assert!(screen.lines().all(|line| line.chars().count() <= columns), "{screen}");
+    }
     terminal.press("C-c");
     // The first screen is as it was.
     terminal.comes_to("the shell", |screen| !screen.contains("processes")).await;
@@ -67,4 +79,96 @@ async fn processes_behind_sentinels_answer() {
     let top = ["top", "--master", Sentinels::MASTER, "--seconds", "6", "--json"];
     let json = printed(&run_at(&urls, &top).await, 0);
     assert!(json.lines().any(|line| line.contains(r#""processes":1"#)), "{json}");
+}
+
+/// Two services with one long key each, and many locks.
+async fn crowd(server: &RedisServer) -> (Cache<u64>, Vec<bellwether::lock::MutexGuard>) {
+    let cache = answering(testkit::open(server.url()));
+    let locks = bellwether::Locks::new(testkit::open(server.url()), NAMESPACE).owner("pod-7");
+    let mut held = Vec::new();
+    for number in 0..40 {
+        held.push(locks.mutex(format!("import:{number:02}")).lock().await.unwrap());
+    }
+    let asked = cache.clone();
+    tokio::spawn(async move {
+        loop {
+            for end in ["first", "second"] {
+                let key = format!("{}{end}", "k".repeat(170));
+                let _ = asked.get(key).await;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    });
+    (cache, held)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_screen_fits_its_terminal_at_any_size() {
+    let server = RedisServer::start().await;
+    let _crowd = crowd(&server).await;
+    let terminal = Terminal::open_sized(&server.url(), 80, 24);
+    terminal.enter("bellwether top");
+    let is_whole = |screen: &str| {
+        let lines = || screen.lines();
+        let has = |part: &str| lines().any(|line| line.contains(part));
+        lines().next().is_some_and(|line| line.starts_with("bellwether top: shop"))
+            && has("1 processes")
+            && has("LEFT")
+            && lines().any(|line| line.starts_with("and ") && line.ends_with(" more"))
+            // Both keys are cut, and can be told apart.
+            && ["first", "second"].iter().all(|end| {
+                let is_cut = |line: &str| line.starts_with("kkk") && line.contains('…');
+                lines().any(|line| is_cut(line) && line.contains(end))
+            })
+    };
+    let small = terminal.comes_to("a screen of 80x24", is_whole).await;
+    let locks = |screen: &str| screen.lines().filter(|line| line.starts_with("import:")).count();
+    // All rows are used, and no line is broken.
+    assert_eq!(small.trim_end().lines().count(), 24, "{small}");
+    let more: usize = small
+        .lines()
+        .rfind(|line| line.starts_with("and "))
+        .unwrap()
+        .split(' ')
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert_eq!(locks(&small) + more, 40, "{small}");
+    terminal.resize(200, 60);
+    let large = terminal.comes_to("a screen of 200x60", |screen| locks(screen) == 40).await;
+    assert!(!large.contains("and "), "{large}");
+    assert!(large.lines().next().unwrap().starts_with("bellwether top: shop"), "{large}");
+    terminal.resize(40, 12);
+    let is_tiny = |screen: &str| screen.contains("bellwether top") && screen.contains(" more");
+    terminal.comes_to("a screen of 40x12", is_tiny).await;
+    terminal.press("C-c");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cache_that_answers_twice_is_counted_once() {
+    let server = RedisServer::start().await;
+    let cache = answering(testkit::open(server.url()));
+    let second = tokio::spawn(cache.answer_top());
+    let first = tokio::spawn(cache.answer_top());
+    let asked = cache.clone();
+    tokio::spawn(async move {
+        loop {
+            let load = asked.get_or_load("k", |_| async { Ok::<_, bellwether::BoxError>(1) });
+            load.await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    });
+    let before = (cache.stats().hits, std::time::Instant::now());
+    let json = printed(&run(&server, &["top", "--seconds", "5", "--json"]).await, 0);
+    let rate = (cache.stats().hits - before.0) as f64 / before.1.elapsed().as_secs_f64();
+    let last: serde_json::Value = serde_json::from_str(json.lines().last().unwrap()).unwrap();
+    let shown = last["hits"].as_f64().unwrap();
+    assert!(shown > 0.5 * rate && shown < 1.5 * rate, "{shown} of {rate}: {json}");
+    assert_eq!(last["processes"], 1);
+    // The one that waits goes on for the one that ends.
+    first.abort();
+    second.abort();
+    let json = printed(&run(&server, &["top", "--seconds", "5", "--json"]).await, 0);
+    assert!(json.lines().last().unwrap().contains(r#""processes":1"#), "{json}");
 }

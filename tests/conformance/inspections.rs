@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use bellwether::backend::Holding;
+use bellwether::backend::{Holding, SearchFrom};
 
 use crate::harness::*;
 
@@ -70,9 +70,13 @@ pub async fn the_locks_of_a_namespace_are_listed<H: Harness>(h: &H) {
     granted(&here, &claim(&name("load"))).await;
     granted(&here, &claim(&name_in("conformance2", Family::Lock, "x"))).await;
     let namespace = Namespace::new("conformance").unwrap();
-    let listed = there.lock_names(&namespace).await.unwrap();
     let text = |name: &Name, kind| format!("{name:?} {kind}");
-    let listed: BTreeSet<_> = listed.iter().map(|(name, kind)| text(name, *kind)).collect();
+    let (mut listed, mut from) = (BTreeSet::new(), Some(SearchFrom::default()));
+    while let Some(step) = from {
+        let found = there.lock_names(&namespace, &step).await.unwrap();
+        listed.extend(found.locks.iter().map(|(name, kind)| text(name, *kind)));
+        from = found.next;
+    }
     let expected = held_ones.map(|(key, _, kind)| text(&lock(key), kind));
     assert_eq!(listed, BTreeSet::from(expected));
 }

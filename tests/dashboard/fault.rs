@@ -53,11 +53,14 @@ impl Fault {
     pub fn alerts(self) -> &'static [&'static str] {
         match self {
             Self::OriginFails => &["BellwetherLoadsFail"],
-            Self::LockStuck => &["BellwetherLockStuck"],
+            Self::LockStuck => &["BellwetherLockStuck", "BellwetherLockWaitsLong"],
             Self::HotKeyExpires => &[],
-            Self::RedisAway => {
-                &["BellwetherBackendAway", "BellwetherDegraded", "BellwetherLocalTierNotTrusted"]
-            }
+            Self::RedisAway => &[
+                "BellwetherBackendAway",
+                "BellwetherDegraded",
+                "BellwetherLocalTierNotTrusted",
+                "BellwetherLocksFail",
+            ],
         }
     }
 }

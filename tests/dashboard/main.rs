@@ -15,9 +15,20 @@ mod prometheus;
 mod service;
 mod shop;
 
-use std::{collections::BTreeSet, env, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    net::Ipv4Addr,
+    path::Path,
+    time::Duration,
+};
 
-use tokio::time::sleep;
+use testkit::RedisServer;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::sleep,
+};
 
 use self::{
     chart::FaultSpan,
@@ -27,6 +38,7 @@ use self::{
 };
 
 const METRICS: &str = include_str!("../../docs/metrics.md");
+const ALERT_TESTS: &str = include_str!("alerts.test.yml");
 const PAGE: &str = include_str!("../../docs/dashboard.md");
 
 /// The service process. Returns at once unless this process was started as one.
@@ -64,6 +76,58 @@ fn metrics_of(text: &str) -> Vec<String> {
 fn promtool_accepts_the_alerts() {
     let checked = prometheus::promtool(&["check", "rules", ALERTS]);
     assert!(checked.contains("SUCCESS"), "{checked}");
+}
+
+/// Asks a service for its metrics.
+async fn metrics_of_service(port: u16) -> String {
+    let answer = async {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    answer.await.unwrap_or_default()
+}
+
+/// A real exporter writes a `# HELP` and a `# TYPE` for each metric, with the words of the page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_metric_of_a_service_is_described_as_its_page_says() {
+    let redis = RedisServer::start().await;
+    let service = service::Service::start(&redis.url()).await;
+    let mut answer = String::new();
+    let is_whole = async || {
+        answer = metrics_of_service(service.port).await;
+        let of_server = ["local_staleness_seconds", "round_trip_seconds", "connected_seconds"];
+        of_server.iter().all(|name| answer.contains(&format!("\nbellwether_{name}{{")))
+    };
+    assert!(in_time(is_whole).await, "{answer}");
+    let mut told = BTreeMap::new();
+    for line in METRICS.lines().filter(|line| line.starts_with("| `bellwether_")) {
+        let cells: Vec<_> = line.split('|').map(|cell| cell.trim().replace('`', "")).collect();
+        told.insert(cells[1].clone(), (cells[2].clone(), cells[3].clone()));
+    }
+    let described = |what: &str| -> BTreeMap<String, String> {
+        let lines = answer.lines().filter_map(|line| line.strip_prefix(&format!("# {what} ")));
+        let pairs = lines.filter_map(|line| line.split_once(' '));
+        pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect()
+    };
+    let (help, types) = (described("HELP"), described("TYPE"));
+    assert!(types.len() > 40, "{types:?}");
+    for (name, kind) in types {
+        let (told_kind, told_help) = told.get(&name).unwrap_or_else(|| panic!("{name}: no page"));
+        assert_eq!((told_kind, Some(told_help)), (&kind, help.get(&name)), "{name}");
+    }
+}
+
+/// The alerts with their times, over series of minutes and of a day.
+#[test]
+fn each_alert_fires_for_its_cause_and_for_nothing_else() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let file = directory.path().join("alerts.test.yml");
+    fs::write(&file, ALERT_TESTS.replace("ALERTS", ALERTS)).unwrap();
+    let tested = prometheus::promtool(&["test", "rules", file.to_str().unwrap()]);
+    assert!(tested.contains("SUCCESS"), "{tested}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

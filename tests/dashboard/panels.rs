@@ -33,8 +33,10 @@ fn panel(panel: &Value) -> Panel {
     let query = |target: &Value| Query {
         text: text(&target["expr"])
             .replace("$__rate_interval", WINDOW)
+            .replace("$__range", WINDOW)
             .replace("$cache", ".*")
-            .replace("$locks", ".*"),
+            .replace("$locks", ".*")
+            .replace("$job", ".*"),
         legend: text(&target["legendFormat"]),
     };
     let queries: Vec<_> = panel["targets"].as_array().unwrap().iter().map(query).collect();

@@ -102,7 +102,12 @@ impl Prometheus {
         let answer = self.fetch("rules").await;
         let rules = answer["data"]["groups"][0]["rules"].as_array().expect("it has the rules");
         let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let short = |query: String| query.replace("[5m]", "[W]").replace("[10m]", "[W]");
+        // Minutes and days are seconds here.
+        let short = |query: String| {
+            let times = ["[2m]", "[5m]", "[10m]", "[1d]"];
+            let query = query.replace("[1d] offset 10m", "[1d]").replace("> 300", "> 3");
+            times.into_iter().fold(query, |query, time| query.replace(time, "[W]"))
+        };
         let one = |rule: &Value| {
             let query = short(text(&rule["query"])).replace("[W]", &format!("[{WINDOW}]"));
             (text(&rule["name"]), query)

@@ -96,6 +96,12 @@ async fn serve(redis: &str, handle: PrometheusHandle) {
     for _ in 0..2 {
         tokio::spawn(lock_till(desk.locks.clone()));
     }
+    // Locks that all get in time, of which there are many.
+    for number in 0..20 {
+        tokio::spawn(lock_others(desk.locks.clone(), number));
+    }
+    tokio::spawn(lead(desk.locks.clone()));
+    tokio::spawn(clean_up(desk.locks.clone()));
     let metrics = Router::new().route("/metrics", get(async move || handle.render()));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     // The harness may have begun a line.
@@ -117,6 +123,8 @@ struct Desk {
     locks: Locks,
     origin_fails: Arc<AtomicBool>,
     held: Option<MutexGuard>,
+    /// Tiers that keep nothing: one was never asked, and one was asked once for a key.
+    _idle: [Cache<u64>; 2],
 }
 
 impl Desk {
@@ -127,10 +135,15 @@ impl Desk {
         let desk = Self {
             products: products.build().unwrap(),
             prices: prices.local(LocalTier::default()).build().unwrap(),
-            locks: Locks::new(backend, "bellwether"),
+            locks: Locks::new(backend.clone(), "bellwether"),
             origin_fails: Arc::default(),
             held: None,
+            _idle: [idle(&backend, "idle"), idle(&backend, "standby")],
         };
+        let asked = desk._idle[1].clone();
+        tokio::spawn(async move { asked.get("once").await });
+        // One that was there, and was dropped.
+        drop(idle(&backend, "gone"));
         tokio::spawn(desk.products.publish_metrics("products"));
         tokio::spawn(desk.prices.publish_metrics("prices"));
         tokio::spawn(desk.locks.publish_metrics("shop"));
@@ -141,7 +154,12 @@ impl Desk {
         match words {
             "origin fails" => self.origin_fails.store(true, Ordering::Relaxed),
             "origin works" => self.origin_fails.store(false, Ordering::Relaxed),
-            "hold" => self.held = Some(self.locks.mutex("till").lock().await.unwrap()),
+            "hold" => {
+                self.held = Some(self.locks.mutex("till").lock().await.unwrap());
+                // One waits for long, and is not in vain yet.
+                let patient = self.locks.mutex("till").wait_limit(3_600_000 * MS);
+                tokio::spawn(async move { patient.lock().await.map(drop) });
+            }
             "release" => self.held.take().unwrap().unlock().await.unwrap(),
             "expire" => {
                 self.prices.request("hot").ttl(LAST_LIFE).insert(&7).await.unwrap();
@@ -149,6 +167,36 @@ impl Desk {
             }
             words => panic!("no service can do this: {words}"),
         }
+    }
+}
+
+/// Returns a cache with a local tier, which is published.
+fn idle(backend: &RedisBackend, name: &str) -> Cache<u64> {
+    let builder = Cache::builder(backend.clone(), name).local(LocalTier::default());
+    let cache: Cache<u64> = builder.build().unwrap();
+    tokio::spawn(cache.publish_metrics(name.to_owned()));
+    cache
+}
+
+async fn lock_others(locks: Locks, number: u32) {
+    let other = locks.mutex(format!("other:{}:{number}", std::process::id()));
+    loop {
+        if let Ok(guard) = other.lock().await {
+            let _ = guard.unlock().await;
+        }
+        sleep(20 * MS).await;
+    }
+}
+
+/// One of the services leads, and the other one stands by.
+async fn lead(locks: Locks) {
+    let _ = locks.leader("boss").run(|_| std::future::pending::<()>()).await;
+}
+
+async fn clean_up(locks: Locks) {
+    let mut ticks = locks.every("clean-up", 1_000 * MS);
+    while let Ok(turn) = ticks.next().await {
+        let _ = turn.done().await;
     }
 }
 

@@ -30,14 +30,21 @@ impl Shop {
     /// Waits until each fault's panel has data of all services, and shows that all is well.
     pub async fn becomes_quiet(&self) {
         let begun = Instant::now();
+        let mut seen = (Fault::OriginFails, None);
         let is_quiet = async || {
             let mut is_quiet = self.prometheus.scrapes_since(begun).await >= 4;
             for fault in Fault::ALL {
-                is_quiet &= self.value_of(fault).await == Some(0.0);
+                let value = self.value_of(fault).await;
+                is_quiet &= value == Some(0.0);
+                seen = (fault, value);
+                if !is_quiet {
+                    break;
+                }
             }
             is_quiet
         };
-        assert!(in_time(is_quiet).await, "a panel moves without a fault");
+        let is_quiet = in_time(is_quiet).await;
+        assert!(is_quiet, "a panel moves without a fault: {seen:?}");
     }
 
     /// Breaks something, once its panel is quiet. Returns the second in which it did.

@@ -124,6 +124,7 @@ async fn the_client() {
             assert_eq!(error.kind(), ErrorKind::Backend);
             let told = format!("{error:?}");
             assert!(told.contains("invalid peer certificate"), "{told}");
+            assert!(told.contains("SSL_CERT_FILE") && !told.contains("`redis:`"), "{told}");
         }
         "insecure" => {
             let error = RedisBackend::open(&format!("{url}#insecure")).unwrap_err();

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{
     backend::{
-        Change, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Holders, Holding, Kept,
-        Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE, Renewal,
-        SemaphoreKind, Tick, TickStep,
+        Change, Changes, Claim, Claimed, FoundLocks, Grant, HANDOVER_LIFE, Handover, Holders,
+        Holding, Kept, Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE,
+        Renewal, SearchFrom, SemaphoreKind, Tick, TickStep,
     },
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -164,11 +164,13 @@ impl Leases for MemoryBackend {
     async fn lock_names(
         &self,
         namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
+        _from: &SearchFrom,
+    ) -> Result<FoundLocks, BackendError> {
         let named = |(prefix, kind): &SemaphoreKey| {
             Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
         };
-        Ok(self.run(|data| data.semaphores.keys().filter_map(named).collect()))
+        let locks = self.run(|data| data.semaphores.keys().filter_map(named).collect());
+        Ok(FoundLocks { locks, next: None })
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, RwLock, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -31,6 +31,8 @@ pub(in crate::cache) struct Order {
     complete_until: AtomicU64,
     /// How often changes may have been missed.
     pub(super) generation: AtomicU64,
+    /// Whether changes are to be heard: a name was asked for twice.
+    pub(super) is_wanted: AtomicBool,
 }
 
 /// The changes of the names of one stripe.
@@ -69,6 +71,7 @@ impl Order {
             origin: Instant::now(),
             complete_until: AtomicU64::new(0),
             generation: AtomicU64::new(0),
+            is_wanted: AtomicBool::new(false),
         }
     }
 
@@ -97,7 +100,11 @@ impl Order {
             return fill;
         }
         let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);
-        let is_heard = store.hears(name, was_missed || at_once);
+        let begins = was_missed || at_once;
+        let is_heard = store.hears(name, begins);
+        if begins || is_heard {
+            self.is_wanted.store(true, Ordering::Relaxed);
+        }
         if is_heard {
             self.stripe(fill.stripe).heard_in = Some(fill.generation);
         }

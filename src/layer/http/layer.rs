@@ -1,6 +1,10 @@
 //! How a layer for HTTP services is made, and all its settings.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Response, request::Parts};
@@ -9,6 +13,7 @@ use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
     key::{KeyPart, Target, header_part},
     marks::Marks,
+    passes::PassedHeaders,
     service::error_response,
 };
 use crate::{cache::Cache, error::Error, key::Key};
@@ -179,6 +184,29 @@ impl BellwetherLayer<Http> {
         self.with(|settings| settings.body_limit = limit)
     }
 
+    /// Lets each request pass to the inner service while a flag is set, as if the layer were not
+    /// there. It is a switch for an incident, such as a private page that was served.
+    ///
+    /// Writes still end the responses that they outdate, and a `PURGE` is answered. What is stored
+    /// stays, and is served again when the flag is cleared, unless you
+    /// [clear](crate::Cache::clear) the cache or remove it. Requests that already share a response
+    /// still get it.
+    ///
+    /// ```
+    /// # fn layers(cache: bellwether::Cache<bellwether::layer::CachedResponse>) {
+    /// use std::sync::{Arc, atomic::{AtomicBool, Ordering}};
+    /// use bellwether::BellwetherLayer;
+    ///
+    /// let is_off = Arc::new(AtomicBool::new(false));
+    /// let layer = BellwetherLayer::http(cache).pass_if(is_off.clone());
+    /// // At night, by a signal or a page for operators:
+    /// is_off.store(true, Ordering::Relaxed);
+    /// # }
+    /// ```
+    pub fn pass_if(self, switch: Arc<AtomicBool>) -> Self {
+        self.with(|settings| settings.switch = Some(switch))
+    }
+
     /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to
     /// a `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
     /// responses of these groups of its origin instead, if the cache has
@@ -247,6 +275,9 @@ pub(super) struct HttpSettings {
     pub(super) max_stale: Duration,
     pub(super) body_limit: Duration,
     pub(super) refuses_overload: bool,
+    /// While it is set, each request passes.
+    pub(super) switch: Option<Arc<AtomicBool>>,
+    pub(super) passed_headers: Arc<PassedHeaders>,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
     pub(super) surrogate_keys: bool,
@@ -275,6 +306,8 @@ impl HttpSettings {
             // A body within the size limit that takes longer is a stream.
             body_limit: Duration::from_secs(60),
             refuses_overload: false,
+            switch: None,
+            passed_headers: Arc::default(),
             tells_status: false,
             purge: None,
             surrogate_keys: false,

@@ -26,6 +26,7 @@ mod key;
 mod layer;
 mod load;
 mod marks;
+mod passes;
 mod policy;
 mod request;
 mod response;

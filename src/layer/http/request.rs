@@ -1,6 +1,6 @@
 //! What a request asks of the layer, and whether it takes part, by an allow-list.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
@@ -59,6 +59,9 @@ impl Http {
         // If nothing is stored, the whole response would be fetched for each `HEAD` and condition.
         if parts.method != Method::GET && (coalesces || parts.method != Method::HEAD) {
             return Err(Forward::Method);
+        }
+        if settings.switch.as_ref().is_some_and(|switch| switch.load(Ordering::Relaxed)) {
+            return Err(Forward::Switched);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
             return Err(Forward::Body);

@@ -80,8 +80,15 @@ impl Http {
     ) -> CallResult<C::Error> {
         let counters = &self.0.cache.core.counters;
         counters.passed.add();
-        match why {
+        match &why {
             Forward::Method => counters.passed_method.add(),
+            Forward::Body => counters.passed_body.add(),
+            Forward::Key => counters.passed_key.add(),
+            Forward::Switched => counters.passed_switched.add(),
+            Forward::Header(name) => {
+                counters.passed_header.add();
+                self.0.passed_headers.count(name);
+            }
             Forward::Uncacheable(_) => counters.passed_uncacheable.add(),
             Forward::Full => counters.passed_overloaded.add(),
             _ => {}

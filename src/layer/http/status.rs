@@ -19,6 +19,8 @@ pub(super) enum Forward {
     VaryMiss,
     /// The stored response is no longer fresh.
     Stale,
+    /// The layer is switched off.
+    Switched,
     /// Its method is neither `GET` nor `HEAD`.
     Method,
     /// It has a body.
@@ -42,6 +44,7 @@ impl Display for Forward {
             Self::Miss => "fwd=uri-miss",
             Self::VaryMiss => "fwd=vary-miss",
             Self::Stale => "fwd=stale",
+            Self::Switched => "fwd=bypass; detail=switched-off",
             Self::Method => "fwd=method",
             Self::Body => "fwd=bypass; detail=body",
             Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),

@@ -1,5 +1,10 @@
 //! Requests that go to the service without the cache are counted, and told why.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use http::request::Parts;
 
 use super::prelude::*;
@@ -69,7 +74,10 @@ async fn a_pass_is_counted_and_says_why() {
     ] {
         assert_eq!(status(&ask(&service, request).await), [format!("bellwether; {expected}")]);
     }
-    assert_eq!((cache.stats().passed, cache.stats().passed_uncacheable), (7, 0));
+    let stats = cache.stats();
+    assert_eq!((stats.passed, stats.passed_uncacheable), (7, 0));
+    assert_eq!((stats.passed_method, stats.passed_body), (1, 1));
+    assert_eq!((stats.passed_header, stats.passed_key), (3, 2));
     // A leader whose answer is uncacheable, and a request that did not wait for one.
     for (passed, why) in ["\"uncacheable: set-cookie\"", "uncacheable"].into_iter().enumerate() {
         let answer = ask(&service, get("/own")).await;
@@ -159,4 +167,51 @@ async fn callers_that_waited_for_another_process_pass_as_well() {
     }
     busy.await.unwrap();
     assert_eq!(calls.count(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_switch_lets_each_request_pass_and_writes_still_end_responses() {
+    let (inner, calls) =
+        origin(|call, _| reply(200, &[("cache-control", "max-age=600")], call.to_string()));
+    let cache = cache(&MemoryBackend::new());
+    let is_off = Arc::new(AtomicBool::new(false));
+    let service = http_layer(cache.clone()).cache_status().pass_if(is_off.clone()).layer(inner);
+    let first = ask(&service, get("/")).await.text().to_owned();
+    assert_eq!(ask(&service, get("/")).await.text(), first);
+    is_off.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        let answer = ask(&service, get("/")).await;
+        assert_ne!(answer.text(), first);
+        assert_eq!(status(&answer), ["bellwether; fwd=bypass; detail=switched-off"]);
+    }
+    assert_eq!((cache.stats().passed_switched, calls.count()), (3, 4));
+    // What was stored before is served again, unless a write has ended it.
+    is_off.store(false, Ordering::Relaxed);
+    assert_eq!(ask(&service, get("/")).await.text(), first);
+    is_off.store(true, Ordering::Relaxed);
+    ask(&service, post()).await;
+    is_off.store(false, Ordering::Relaxed);
+    assert_ne!(ask(&service, get("/")).await.text(), first);
+}
+
+/// A hit ratio of zero: the log names the header that each client sends, once a minute.
+#[tokio::test(start_paused = true)]
+async fn the_header_by_which_most_requests_pass_is_named() {
+    let (lines, _collecting) = crate::log::collect();
+    let (inner, _) = origin(|call, _| reply(200, &[], call.to_string()));
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
+    let passes = async |name| ask(&service, get_with(&[(name, "1")])).await;
+    passes("x-api-key").await;
+    for _ in 0..3 {
+        passes("x-api-key").await;
+        passes("cookie").await;
+        passes("cookie").await;
+    }
+    sleep(61 * SECOND).await;
+    passes("cookie").await;
+    let named = lines.with("requests pass the cache because of a header");
+    assert_eq!(named.len(), 2, "{named:?}");
+    for words in ["header=cookie", "count=7", "passed=10"] {
+        assert!(named[1].contains(words), "{named:?}");
+    }
 }

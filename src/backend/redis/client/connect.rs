@@ -108,18 +108,30 @@ fn failed(what: String, error: RedisError) -> BackendError {
 /// Returns the error of a server that accepted the connection.
 fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
     use ErrorKind::{AuthenticationFailed, Client, RESP3NotSupported};
-    let is_refusal = error.code().is_some()
-        || matches!(error.kind(), AuthenticationFailed | Client | RESP3NotSupported);
+    let is_refusal =
+        error.code().is_some() || matches!(error.kind(), AuthenticationFailed | Client);
+    let lacks_hello = error.detail().is_some_and(|text| text.contains("'HELLO'"));
+    if lacks_hello || error.kind() == RESP3NotSupported {
+        return failed(format!("{server} is older than Redis 6, or HELLO is renamed"), error);
+    }
     if is_refusal {
         return failed(format!("{server} cannot be used"), error);
     }
-    let (kind, use_this) = match server {
-        ConnectionAddr::TcpTls { .. } => ("without TLS", "`redis:`"),
-        _ => ("for TLS", "`rediss:`"),
+    if error.to_string().to_lowercase().contains("certificate") {
+        let what = format!(
+            "{server} shows a certificate that is not trusted; if its CA is not known here, name \
+             the file of the CA in the variable `SSL_CERT_FILE`"
+        );
+        return failed(what, error);
+    }
+    let cause = match server {
+        // Nobody is told to leave TLS.
+        ConnectionAddr::TcpTls { .. } => "is without TLS: then give its port for TLS",
+        _ => "is for TLS: then use `rediss:`",
     };
     let text = format!(
         "{server} accepted the connection, but did not log in; it may be overloaded, or its port \
-         is {kind}: then use {use_this}"
+         {cause}"
     );
     failed(text, error)
 }

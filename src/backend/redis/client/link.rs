@@ -13,7 +13,7 @@ use std::{future::pending, pin::pin, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use redis::{ConnectionInfo, RedisError, aio::MultiplexedConnection};
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, field, info, warn};
 
 use super::{
     connect::{Connection, OnPush, connect, prepare, refuse_unfit},
@@ -208,6 +208,7 @@ impl KeptConnection {
         if self.commands.is_some() {
             return;
         }
+        self.events.all.standing.connected(self.server.addr());
         self.events.all.new_connections.send_replace(());
         if let Some(since) = away_since {
             let (server, away) = (self.server.addr(), since.elapsed());
@@ -235,17 +236,20 @@ impl KeptConnection {
             return;
         }
         let server = self.server.addr();
+        self.events.all.standing.broke(server);
         info!(%server, "the connection to Redis broke; connecting again");
     }
 
     fn failed(&self, error: BackendError, away_since: Instant) {
         let is_first = self.current.set_unless_known(Finding::Failed(error.clone()));
         let (server, away) = (self.server.addr(), away_since.elapsed());
+        // The first line tells of the begin, and has no time.
+        let away = (away >= Duration::from_secs(1)).then(|| field::debug(away));
         let error = Chain(&error);
         if self.commands.is_some() {
             debug!(%server, %error, "no push connection to Redis; waiters poll instead");
         } else if self.told.first() || is_first {
-            warn!(%server, ?away, %error, "no connection to Redis; trying again");
+            warn!(%server, away, %error, "no connection to Redis; trying again");
         }
     }
 }

@@ -30,7 +30,7 @@ use futures_util::{
     future::{BoxFuture, try_join_all},
 };
 use redis::{Cmd, Pipeline, Value, from_redis_value};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
@@ -54,6 +54,7 @@ use self::{
 };
 use super::scripts::Call;
 use crate::{
+    backend::SearchFrom,
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
 };
@@ -177,20 +178,51 @@ impl Servers {
         async { self.run_at_each(&redis::cmd("PING")).await.map(drop) }.boxed()
     }
 
-    /// Returns the keys that match a pattern, of each server. A key may come twice.
-    pub(super) async fn scan(&self, pattern: &str) -> Result<Vec<String>, BackendError> {
-        Ok(self.at_each(|link| scan(link, pattern)).await?.concat())
+    /// Does one step of a search at each server. Returns the keys that match a pattern, and where
+    /// the next step begins, unless this was the last one. A key may come twice.
+    pub(super) async fn scan(
+        &self,
+        pattern: &str,
+        from: &SearchFrom,
+    ) -> Result<(Vec<String>, Option<SearchFrom>), BackendError> {
+        let nodes = self.all_nodes().await?;
+        let mut cursors = from.cursors.clone();
+        if cursors.is_empty() {
+            cursors = vec![Some("0".to_owned()); nodes.len()];
+        }
+        // What the caller does between two steps is a part of the pause.
+        if let Some(last) = from.at {
+            sleep_until(last + SCAN_PAUSE).await;
+        }
+        if cursors.len() != nodes.len() {
+            let why = "the nodes of the cluster have changed during the search; search again";
+            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        }
+        let steps = nodes.iter().zip(cursors).map(|(node, cursor)| async {
+            match cursor {
+                Some(cursor) => scan_step(&node.commands, pattern, cursor).await,
+                None => Ok((None, Vec::new())),
+            }
+        });
+        let (cursors, keys): (Vec<_>, Vec<_>) = try_join_all(steps).await?.into_iter().unzip();
+        let goes_on = cursors.iter().any(Option::is_some);
+        let next = SearchFrom { cursors, at: Some(Instant::now()) };
+        Ok((keys.concat(), goes_on.then_some(next)))
     }
 
     async fn at_each<T, F>(&self, ask: impl Fn(Link) -> F) -> Result<Vec<T>, BackendError>
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        let nodes = match &self.nodes {
-            Nodes::Fixed(node) => vec![node.clone()],
-            Nodes::Found(found) => found.nodes().boxed().await?,
-        };
+        let nodes = self.all_nodes().await?;
         try_join_all(nodes.into_iter().map(|node| ask(node.commands.clone()))).await
+    }
+
+    async fn all_nodes(&self) -> Result<Vec<Arc<Node>>, BackendError> {
+        match &self.nodes {
+            Nodes::Fixed(node) => Ok(vec![node.clone()]),
+            Nodes::Found(found) => found.nodes().boxed().await,
+        }
     }
 
     /// Replaces the current connections after a reply that does not match its command.
@@ -215,23 +247,20 @@ impl Servers {
 }
 
 /// How many keys the server looks at in one step, which takes it some 100 us.
-const SCAN_STEP: u32 = 100;
-/// The pause after a step: the server spends a hundredth of its time.
+const SCAN_STEP: u32 = 125;
+/// The pause before a step: the server spends a hundredth of its time.
 const SCAN_PAUSE: Duration = Duration::from_millis(10);
 
-/// Searches for keys, which takes the server little of its time.
-async fn scan(link: Link, pattern: &str) -> Result<Vec<String>, BackendError> {
-    let (mut cursor, mut found) = ("0".to_owned(), Vec::new());
-    loop {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-        let keys: Vec<Vec<u8>>;
-        (cursor, keys) = from_redis_value(link.run(&scan, false).await?)
-            .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
-        found.extend(keys.into_iter().filter_map(|key| String::from_utf8(key).ok()));
-        if cursor == "0" {
-            return Ok(found);
-        }
-        sleep(SCAN_PAUSE).await;
-    }
+/// Returns the cursor of the next step, unless this was the last one, and the keys of this step.
+async fn scan_step(
+    link: &Link,
+    pattern: &str,
+    cursor: String,
+) -> Result<(Option<String>, Vec<String>), BackendError> {
+    let mut scan = redis::cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+    let (next, keys): (String, Vec<Vec<u8>>) = from_redis_value(link.run(&scan, false).await?)
+        .map_err(|error| BackendError::new(BackendErrorKind::Unknown, error))?;
+    let keys = keys.into_iter().filter_map(|key| String::from_utf8(key).ok());
+    Ok(((next != "0").then_some(next), keys.collect()))
 }

@@ -127,7 +127,9 @@ pub(super) async fn keep_subscribed(
         }
         // Without a channel, no waiter relies on the connection.
         if !subscriptions.subscribed.is_empty() {
+            let asked = Instant::now();
             subscriptions.exchange(redis::pipe().cmd("PING")).await?;
+            events.all.standing.measured(asked.elapsed());
         }
     }
 }

@@ -198,8 +198,10 @@ pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
 /// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
 pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
-    // What follows the scheme may be a password.
-    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    // What follows the scheme may be a password, and so may all of a URL without one.
+    let Some((scheme, _)) = url.split_once("://") else {
+        return Err(invalid(format!("{which} has no scheme; put `redis://` in front of it")));
+    };
     if !cfg!(feature = "tls") && ["rediss", "valkeys"].contains(&scheme) {
         return Err(invalid(format!(
             "{which} begins with `{scheme}:`, but TLS is not compiled in; enable the feature `tls` \

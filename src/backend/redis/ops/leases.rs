@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Changes, Claim, Claimed, Grant, Holders, Holding, Kept, Leases, Marked,
-        Mode, Need, Owner, ProcessId, QUEUE_ENTRY_LIFE, RENEWAL_BATCH, Renewal, SemaphoreKind,
-        Tick, TickStep, in_time,
+        BackOff, Change, Changes, Claim, Claimed, Connections, FoundLocks, Grant, Holders, Holding,
+        Kept, Leases, Marked, Mode, Need, Owner, ProcessId, QUEUE_ENTRY_LIFE, RENEWAL_BATCH,
+        Renewal, SearchFrom, SemaphoreKind, Tick, TickStep, in_time,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -147,11 +147,16 @@ impl Leases for RedisBackend {
     async fn lock_names(
         &self,
         namespace: &Namespace,
-    ) -> Result<Vec<(Name, SemaphoreKind)>, BackendError> {
-        let keys = self.0.servers.scan(&format!("{}:l:{{*", namespace.as_str())).await?;
-        let named =
-            |(prefix, kind)| Some((Name::from_prefix(namespace, Family::Lock, prefix)?, kind));
-        Ok(keys.iter().filter_map(|key| keys::lock_at(key)).filter_map(named).collect())
+        from: &SearchFrom,
+    ) -> Result<FoundLocks, BackendError> {
+        let pattern = format!("{}:l:{{*", namespace.as_str());
+        let (keys, next) = self.0.servers.scan(&pattern, from).await?;
+        let mut locks = Vec::new();
+        for (prefix, kind) in keys.iter().filter_map(|key| keys::lock_at(key)) {
+            let name = Name::from_prefix(namespace, Family::Lock, prefix);
+            locks.extend(name.map(|name| (name, kind)));
+        }
+        Ok(FoundLocks { locks, next })
     }
 
     async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
@@ -201,6 +206,10 @@ impl Leases for RedisBackend {
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.servers.config.replicas.is_some());
         Some(self.0.servers.config.command_timeout.saturating_mul(1 + give_back))
+    }
+
+    fn connections(&self) -> Connections {
+        self.0.servers.events.standing.connections()
     }
 
     fn shard(&self, name: &Name) -> usize {
