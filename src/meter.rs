@@ -81,7 +81,7 @@ impl Meter {
     pub(crate) fn sample_local_age(&self, age: impl FnOnce() -> Duration) {
         #[cfg(feature = "metrics")]
         if let Some(facade::Published { label: (key, name), .. }) = self.published.get()
-            && fastrand::u32(..facade::SAMPLED) == 0
+            && crate::random::below(facade::SAMPLED) == 0
         {
             let metric = "bellwether_local_age_seconds";
             metrics::histogram!(metric, *key => name.clone()).record(age());

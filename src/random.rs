@@ -19,6 +19,11 @@ pub(crate) fn below(end: u32) -> u32 {
     if end == 0 { 0 } else { fastrand::u32(..end) }
 }
 
+/// Returns a random number of 64 bits.
+pub(crate) fn number() -> u64 {
+    fastrand::u64(..)
+}
+
 /// Returns a random time from zero to below `longest`.
 pub(crate) fn up_to(longest: Duration) -> Duration {
     longest.mul_f64(fraction())

@@ -19,6 +19,7 @@ use super::Cache;
 use crate::{
     backend::{Changes, Owner, ProcessId},
     key::{Family, Key, Name},
+    random,
     sync::lock,
 };
 
@@ -43,7 +44,7 @@ pub(super) struct Activity {
 
 impl Activity {
     pub(super) fn note(&self, key: impl Into<Key>) {
-        if self.is_asked.load(Ordering::Relaxed) && fastrand::u32(..SAMPLED) == 0 {
+        if self.is_asked.load(Ordering::Relaxed) && random::below(SAMPLED) == 0 {
             self.count(key.into());
         }
     }

@@ -29,6 +29,7 @@ use crate::{
     lease::Engine,
     meter::Meter,
     observe::{Counters, Rarely, Stats},
+    random,
     shards::Shards,
 };
 
@@ -223,7 +224,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         };
         let ttl = keeping.ttl.unwrap_or(windows.fresh);
         let shortened = || {
-            let seconds = ttl.as_secs_f64() * (1.0 - jitter * fastrand::f64());
+            let seconds = ttl.as_secs_f64() * (1.0 - jitter * random::fraction());
             // The longest time is rounded up beyond itself.
             Duration::try_from_secs_f64(seconds).map_or(ttl, |shorter| shorter.min(ttl))
         };

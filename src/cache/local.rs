@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use hashbrown::DefaultHashBuilder;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter, sync::Cache as Rows};
 use tokio::time::Instant;
 
@@ -38,6 +37,7 @@ use crate::{
     backend::{Entry, STRIPES, Store, Tap},
     key::{Key, Name},
     observe::Counters,
+    random::Hasher,
     sync::lock,
     time::after,
 };
@@ -98,7 +98,7 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
     }
 }
 
-type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder, CountsEvictions>;
+type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, Hasher, CountsEvictions>;
 
 /// Counts the rows that give way to others.
 #[derive(Clone)]
@@ -116,7 +116,7 @@ impl<V> Lifecycle<Key, Arc<LocalRow<V>>> for CountsEvictions {
 
 fn rows<V>(weight: usize, is_tier: bool, counters: &Arc<Counters>) -> LocalRows<V> {
     let counts = CountsEvictions(counters.clone());
-    let hasher = DefaultHashBuilder::default();
+    let hasher = Hasher::default();
     let mut options = OptionsBuilder::new();
     options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
     if !is_tier {

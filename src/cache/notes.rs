@@ -8,12 +8,15 @@ use std::{
 };
 
 use fastrand::Rng;
-use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::freshness::refresh_delay;
-use crate::{backend::stripe_of, key::Key};
+use crate::{
+    backend::stripe_of,
+    key::Key,
+    random::{self, Hasher},
+};
 
 pub(super) struct Refreshes {
     /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
@@ -21,7 +24,7 @@ pub(super) struct Refreshes {
     /// lose its place to another one, which costs one claim.
     notes: Box<[AtomicU64]>,
     begun: Instant,
-    hasher: DefaultHashBuilder,
+    hasher: Hasher,
     /// Differs between processes, so that their delays differ.
     seed: u64,
     /// Cancelled when the cache is shut down.
@@ -44,8 +47,8 @@ impl Default for Refreshes {
         Self {
             notes: (0..NOTES).map(|_| AtomicU64::default()).collect(),
             begun: Instant::now(),
-            hasher: DefaultHashBuilder::default(),
-            seed: fastrand::u64(..),
+            hasher: Hasher::default(),
+            seed: random::number(),
             stop: CancellationToken::new(),
         }
     }

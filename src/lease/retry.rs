@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::Leases;
+use crate::{backend::Leases, random};
 
 /// The longest waits between tries, and their end.
 ///
@@ -108,7 +108,7 @@ impl RetryStrategy for Retry {
         Box::new((0..times).map(move |waits| {
             let doublings = u32::try_from(waits).unwrap_or(u32::MAX).min(31);
             let wait = first.saturating_mul(1 << doublings).min(longest);
-            if is_random { wait.mul_f64(fastrand::f64()) } else { wait }
+            if is_random { random::up_to(wait) } else { wait }
         }))
     }
 

@@ -15,6 +15,7 @@ use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     lease::run_until,
+    random,
     time::{Pauses, after},
 };
 
@@ -199,7 +200,7 @@ impl Latch {
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
                 Ok(Some(latch)) => {
                     pauses = Pauses::default();
-                    let jitter = JITTER.mul_f64(fastrand::f64());
+                    let jitter = random::up_to(JITTER);
                     (latch.remaining.min(look) + jitter, self.not_done(latch.left))
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {

@@ -35,6 +35,7 @@ use crate::{
     error::{BackendError, BoxError, Chain, Error, ErrorKind},
     flight::{self, Epoch},
     lease::LeaseGuard,
+    random,
 };
 
 /// A load under its lease, which [`Request::begin`] returns. Its caller makes the value, and
@@ -461,7 +462,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// the failures of this process from the others.
     fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
         let failed = failed.max(self.core.failures.failed_here(&self.key));
-        let (failures, random) = (failed.saturating_add(1), fastrand::f64());
+        let (failures, random) = (failed.saturating_add(1), random::fraction());
         let Keeping { after_failure, after_common_failure, .. } = *lead.keeping();
         let wait = match after_failure.or_else(|| self.core.failures.policy(error)) {
             Some(rule) => rule.wait(failures, random),

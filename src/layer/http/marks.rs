@@ -5,13 +5,13 @@
 
 use std::hash::BuildHasher;
 
-use hashbrown::DefaultHashBuilder;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
 use crate::{
     cache::{OnUncacheable, UNCACHEABLE_LIFE},
     key::Key,
+    random::Hasher,
 };
 
 /// How many keys are remembered. Beyond it, one that few requests ask for is forgotten.
@@ -22,7 +22,7 @@ pub(super) struct Marks {
     /// keys with one hash share a mark, which is harmless: it decides which requests wait, never
     /// what is shared.
     by_key: Cache<u64, KeyMark>,
-    hasher: DefaultHashBuilder,
+    hasher: Hasher,
 }
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ struct KeyMark {
 
 impl Marks {
     pub(super) fn new() -> Self {
-        Self { by_key: Cache::new(MOST_KEYS), hasher: DefaultHashBuilder::default() }
+        Self { by_key: Cache::new(MOST_KEYS), hasher: Hasher::default() }
     }
 
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the

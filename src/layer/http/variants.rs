@@ -34,6 +34,7 @@ use crate::{
     backend::Windows,
     cache::{Alone, FlightResult, Lead, Loaded, OnFull, Produced, Sharing},
     key::Key,
+    random,
 };
 
 /// The status of a marker. No response has it.
@@ -61,7 +62,7 @@ pub(super) struct Marker {
 impl Marker {
     /// Creates a marker of a new generation.
     fn new(names: Vec<HeaderName>) -> Self {
-        Self { generation: uuid::Uuid::new_v4().simple().to_string(), names }
+        Self { generation: random::id().simple().to_string(), names }
     }
 
     /// Returns the marker that an entry is, or `None` if the entry is a response.

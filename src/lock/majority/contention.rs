@@ -17,12 +17,12 @@ use crate::{
     backend::{Change, Changes, Channels},
     key::Name,
     lease::Janitor,
+    random,
+    time::UNHEARD_LOOK,
 };
 
 /// For how long a name counts as contended after another claim was in the way.
 const CONTENDED: Duration = Duration::from_secs(1);
-/// How often the waiters look while no majority pushes.
-const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 /// The longest pause before a claim of a contended name.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 
@@ -37,7 +37,7 @@ pub(super) struct Contention {
 impl Contention {
     /// Returns how long a claim waits before it asks, if it is to wait.
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
-        self.counts(name).then(|| LONGEST_PAUSE.mul_f64(fastrand::f64()))
+        self.counts(name).then(|| random::up_to(LONGEST_PAUSE))
     }
 
     /// Notes that another claim was in the way. From then on a task listens for the waiters of the

@@ -29,6 +29,7 @@ use crate::{
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
+    random,
     sync::lock,
     time::{Pauses, after},
 };
@@ -226,7 +227,7 @@ impl KnownNodes {
         loop {
             // A sentinel that cannot be listened to may be asked all the same.
             let _ = sentinels.listen(sentinel, |master| self.set_master(master)).await;
-            sleep(ASK_EVERY.mul_f64(0.5 + fastrand::f64())).await;
+            sleep(ASK_EVERY.mul_f64(0.5 + random::fraction())).await;
         }
     }
 
