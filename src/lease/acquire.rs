@@ -29,6 +29,9 @@ use crate::{
 /// first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
+/// The least pause between two renewals by a caller that waits for further leases.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(10);
+
 /// Which leases are acquired, and how each is acquired and kept.
 pub(crate) struct AcquireTerms {
     /// Claims of different names, in the order in which they are acquired.
@@ -82,31 +85,42 @@ impl Engine {
         let mut is_first_round = true;
         loop {
             let mut granted = Vec::with_capacity(terms.claims.len());
-            let mut failure = None;
-            for claim in &terms.claims {
-                let claim =
-                    if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
-                let acquiring = self.acquire_one(since, claim, terms);
-                match self.keeping(&mut granted, terms.upkeep, acquiring).await {
-                    Ok(next) => granted.push(next),
-                    Err(error) => {
-                        failure = Some(error);
-                        break;
-                    }
-                }
-            }
+            let mut outcome = self.acquire_each(since, &mut granted, is_first_round, terms).await;
             // The holder of a single lease learns of its loss by itself.
-            let is_any_lost = granted.len() > 1 && !granted.iter().all(Acquired::has_lease);
-            if failure.is_none() && !is_any_lost {
+            let is_single = granted.len() == 1;
+            let lost = granted.iter().find(|one| !is_single && !one.has_lease());
+            if outcome.is_ok() && lost.is_none() {
                 return Ok(granted.into_iter().filter_map(|one| self.held(one, terms)).collect());
+            }
+            if let Some(lost) = lost {
+                let waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
+                let claim = lost.acquisition.claim();
+                if !claim.waits || waiting.left().is_zero() {
+                    outcome = outcome.and(Err(waiting.not_acquired(claim)));
+                }
             }
             // The error says more than how the releases end.
             join_all(granted.into_iter().map(Acquired::give_back)).await;
-            if let Some(error) = failure {
-                return Err(error);
-            }
+            outcome?;
             is_first_round = false;
         }
+    }
+
+    /// Acquires leases one after another, and keeps those that were granted meanwhile.
+    async fn acquire_each(
+        &self,
+        since: Instant,
+        granted: &mut Vec<Acquired>,
+        is_first_round: bool,
+        terms: &AcquireTerms,
+    ) -> Result<(), Error> {
+        for claim in &terms.claims {
+            let claim = if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
+            let acquiring = self.acquire_one(since, claim, terms);
+            let next = self.keeping(granted, terms.upkeep, acquiring).await?;
+            granted.push(next);
+        }
+        Ok(())
     }
 
     /// Acquires a lease for a caller that has waited since then.
@@ -193,12 +207,15 @@ impl Engine {
 
     /// Renews leases whose caller still waits for others.
     async fn keep(&self, granted: &mut [Acquired], upkeep: Upkeep) -> std::convert::Infallible {
+        granted.iter().for_each(Acquired::note_end);
         let Some(interval) = upkeep.renew_every else { return pending().await };
-        let mut next = Instant::now() + interval / 2;
+        let mut earliest = Instant::now();
         loop {
-            sleep_until(next).await;
+            let due = granted.iter().filter_map(|one| one.acquisition.renewal_due(interval / 2));
+            let Some(next) = due.min() else { return pending().await };
+            sleep_until(next.max(earliest)).await;
             let sent = Instant::now();
-            next = sent + interval / 2;
+            earliest = sent + RENEWAL_PAUSE;
             let claims: Vec<_> =
                 granted.iter().map(|one| one.acquisition.claim().clone()).collect();
             // Without an answer, the next renewal finds out.
@@ -209,6 +226,7 @@ impl Engine {
                     Renewal::NotHeld => one.acquisition.lost(),
                     Renewal::Unknown => {}
                 }
+                one.note_end();
             }
         }
     }
@@ -234,6 +252,13 @@ struct Acquired {
 impl Acquired {
     fn has_lease(&self) -> bool {
         self.acquisition.has_lease()
+    }
+
+    /// Tells the local queue when the lease ends, unless its caller renews it.
+    fn note_end(&self) {
+        if let (Some(slot), Some(end)) = (&self.slot, self.acquisition.lease_ends()) {
+            slot.lasts(end);
+        }
     }
 
     async fn give_back(self) {

@@ -19,7 +19,7 @@ use crate::{backend::Renewal, error::Error, observe::LockCounters, sync::lock, t
 const RETRY: Duration = Duration::from_millis(10);
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
 /// released it by then.
-const SOON: Duration = Duration::from_millis(100);
+pub(super) const SOON: Duration = Duration::from_millis(100);
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///

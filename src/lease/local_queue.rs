@@ -54,6 +54,8 @@ enum SlotUse {
     Asks(Instant),
     /// It sleeps until this time, or until a push comes into the inbox.
     Sleeps(Instant, Arc<Inbox>),
+    /// It has a lease until this time, and waits for further ones.
+    Has(Instant),
 }
 
 /// A caller that waits for the slot.
@@ -113,8 +115,8 @@ impl LocalQueues {
         loop {
             let now = Instant::now();
             let next_look = now + limit;
-            let unread_since = self.0.get(name).and_then(|queue| queue.slot.unread_since());
-            let is_unread_at = unread_since.map_or(next_look, |since| since + limit);
+            let unread_at = self.0.get(name).and_then(|queue| queue.slot.unread_at(limit));
+            let is_unread_at = unread_at.unwrap_or(next_look);
             if is_unread_at <= now {
                 return;
             }
@@ -151,15 +153,16 @@ impl LocalQueue {
 }
 
 impl SlotUse {
-    /// Returns since when the caller with the slot has something to read, or will have.
-    fn unread_since(&self) -> Option<Instant> {
+    /// Returns when the caller with the slot will have left something unread for this limit.
+    fn unread_at(&self, limit: Duration) -> Option<Instant> {
         match self {
             Self::Holds => None,
-            Self::Asks(since) => Some(*since),
-            Self::Sleeps(until, inbox) => match inbox.unread_since() {
-                Some(pushed) => Some(pushed.min(*until)),
-                None => Some(*until),
-            },
+            Self::Asks(since) => Some(*since + limit),
+            Self::Sleeps(until, inbox) => {
+                let pushed = inbox.unread_since();
+                Some(pushed.map_or(*until, |pushed| pushed.min(*until)) + limit)
+            }
+            Self::Has(end) => Some(*end),
         }
     }
 }
@@ -200,6 +203,11 @@ impl Slot {
     /// Notes that the caller sleeps until then, or until a push comes.
     pub(super) fn sleeps(&self, until: Instant, inbox: Arc<Inbox>) {
         self.queues.set_use(&self.name, SlotUse::Sleeps(until, inbox));
+    }
+
+    /// Notes that the caller has a lease until then, and waits for further ones.
+    pub(super) fn lasts(&self, end: Instant) {
+        self.queues.set_use(&self.name, SlotUse::Has(end));
     }
 
     /// Notes that the caller has its guard.

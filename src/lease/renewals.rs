@@ -217,7 +217,11 @@ impl Renewals {
         }
         let mut schedule = lock(&self.schedule);
         for (at, lease) in leases.iter().enumerate() {
-            lock(&lease.times).renewing = false;
+            let is_in_doubt = {
+                let mut times = lock(&lease.times);
+                times.renewing = false;
+                times.is_in_doubt
+            };
             let Some(lease) = schedule.remove(lease) else { continue };
             // An answer with too few parts says of the rest that it is not held.
             let renewal = match answer {
@@ -225,6 +229,8 @@ impl Renewals {
                 Err(_) => Renewal::Unknown,
             };
             if let Some(look) = lease.renewed(sent, renewal) {
+                // The doubt came while this renewal was under way, and may be about what followed.
+                let look = if is_in_doubt { Instant::now() } else { look };
                 schedule.look_at(look, lease);
             }
         }
@@ -268,7 +274,7 @@ impl Schedule {
         let is_wanted = lease.is_renewable(now) || times.is_in_doubt;
         let renews = is_wanted && !times.renewing;
         times.renewing |= renews;
-        times.is_in_doubt = false;
+        times.is_in_doubt &= !renews;
         let deadline = times.deadline;
         drop(times);
         self.look_at(deadline, lease.clone());
