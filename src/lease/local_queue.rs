@@ -8,8 +8,8 @@
 //!
 //! The future of a caller that has the slot may not be polled. The callers behind it do not wait
 //! for that: once the caller with the slot has left something unread for [`UNREAD`], or its lease
-//! has ended while it waits for further ones, they contend without a slot. The backend still decides who gets the lease, so they need not take the slot
-//! away.
+//! has ended while it waits for further ones, they contend without a slot. The backend still
+//! decides who gets the lease, so they need not take the slot away.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
