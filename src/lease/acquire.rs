@@ -1,10 +1,12 @@
 //! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
 //!
-//! The caller polls its acquisition by itself, and may stop to. What it was granted then lies with
-//! its future: **a lease that its caller has not read is not renewed**. If the caller polls again
-//! while the lease lasts, it holds the lease. Otherwise the lease has ended by itself, and the
+//! The caller polls its acquisition by itself, and may stop to poll. What it was granted then lies
+//! with its future: **a lease that its caller has not read is not renewed**. If the caller polls
+//! again while the lease lasts, it holds the lease. Otherwise the lease has ended by itself, and the
 //! caller asks again. So a future that is not polled keeps others waiting for its lease at most, or
-//! for 2 s after a handover. Nothing watches a caller, and nothing is taken from it.
+//! for 2 s after a handover. No task watches a caller, and nothing is taken from it: the callers
+//! that queue behind it see how long its slot has been silent. A caller that waits for further
+//! leases renews those that it has, while it is polled.
 
 use std::{
     convert::Infallible, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc,
@@ -31,6 +33,9 @@ use crate::{
 /// How long a process that has had its turn waits before it asks again, so that the next one comes
 /// first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
+
+/// The least pause between two renewals by a caller that waits for further leases.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Which leases are acquired, and how each is acquired and kept.
 pub(crate) struct AcquireTerms {
@@ -62,7 +67,7 @@ impl Engine {
         let is_told = self.renewals.meter.is_published() && !terms.stands_by;
         let _wait = is_told.then(|| self.waits.begin(begun));
         let tries_once = terms.claims.iter().any(|claim| !claim.waits);
-        // In a box, because what is around it moves it.
+        // In a box, because the wrappers around the future would copy it.
         let acquiring = Box::pin(self.acquire_all(begun, &terms));
         let acquiring = self.janitor.polled.track_future(acquiring);
         // The retry strategy may be code of the user.
@@ -91,36 +96,45 @@ impl Engine {
         let mut is_first_round = true;
         loop {
             let mut granted = Vec::with_capacity(terms.claims.len());
-            let mut failure = None;
-            for claim in &terms.claims {
-                let claim =
-                    if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
-                let acquired = if granted.is_empty() {
-                    self.acquire_one(since, claim, terms).await
-                } else {
-                    let acquiring = Box::pin(self.acquire_one(since, claim, terms));
-                    self.keeping(&mut granted, terms.upkeep, acquiring).await
-                };
-                match acquired {
-                    Ok(next) => granted.push(next),
-                    Err(error) => {
-                        failure = Some(error);
-                        break;
-                    }
-                }
+            let mut outcome = self.acquire_each(since, &mut granted, is_first_round, terms).await;
+            let lost = lost_meanwhile(&granted);
+            if outcome.is_ok() && lost.is_none() {
+                let held = granted.into_iter().filter_map(|one| self.held(one, terms));
+                return Ok(held.collect());
             }
-            // The holder of a single lease learns of its loss by itself.
-            let is_any_lost = granted.len() > 1 && !granted.iter().all(Acquired::has_lease);
-            if failure.is_none() && !is_any_lost {
-                return Ok(granted.into_iter().filter_map(|one| self.held(one, terms)).collect());
+            if let Some(claim) = lost {
+                let waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
+                let may_begin_anew = claim.waits && !waiting.left().is_zero();
+                if outcome.is_ok() && !may_begin_anew {
+                    outcome = Err(waiting.not_acquired(claim));
+                }
             }
             // The error says more than how the releases end.
             join_all(granted.into_iter().map(Acquired::give_back)).await;
-            if let Some(error) = failure {
-                return Err(error);
-            }
+            outcome?;
             is_first_round = false;
         }
+    }
+
+    /// Acquires leases one after another, and keeps those that were granted meanwhile.
+    async fn acquire_each(
+        &self,
+        since: Instant,
+        granted: &mut Vec<Acquired>,
+        is_first_round: bool,
+        terms: &AcquireTerms,
+    ) -> Result<(), Error> {
+        for claim in &terms.claims {
+            let claim = if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
+            let next = if granted.is_empty() {
+                self.acquire_one(since, claim, terms).await?
+            } else {
+                let acquiring = Box::pin(self.acquire_one(since, claim, terms));
+                self.renewing(granted, terms.upkeep, acquiring).await?
+            };
+            granted.push(next);
+        }
+        Ok(())
     }
 
     /// Acquires a lease for a caller that has waited since then.
@@ -192,7 +206,7 @@ impl Engine {
     }
 
     /// Runs a future, and renews what was granted before it, for as long as this is polled.
-    async fn keeping<T>(
+    async fn renewing<T>(
         &self,
         granted: &mut [Acquired],
         upkeep: Upkeep,
@@ -201,18 +215,23 @@ impl Engine {
         tokio::select! {
             biased;
             output = next => output,
-            never = Box::pin(self.keep(granted, upkeep)) => match never {},
+            never = Box::pin(self.renew_meanwhile(granted, upkeep)) => match never {},
         }
     }
 
     /// Renews leases whose caller still waits for others.
-    async fn keep(&self, granted: &mut [Acquired], upkeep: Upkeep) -> Infallible {
+    async fn renew_meanwhile(&self, granted: &mut [Acquired], upkeep: Upkeep) -> Infallible {
+        for one in granted.iter() {
+            one.note_end();
+        }
         let Some(interval) = upkeep.renew_every else { return pending().await };
-        let mut next = Instant::now() + interval / 2;
+        let mut earliest = Instant::now();
         loop {
-            sleep_until(next).await;
+            let due = granted.iter().filter_map(|one| one.acquisition.renewal_due(interval / 2));
+            let Some(next) = due.min() else { return pending().await };
+            sleep_until(next.max(earliest)).await;
             let sent = Instant::now();
-            next = sent + interval / 2;
+            earliest = sent + RENEWAL_PAUSE;
             let claims: Vec<_> =
                 granted.iter().map(|one| one.acquisition.claim().clone()).collect();
             // Without an answer, the next renewal finds out.
@@ -223,6 +242,7 @@ impl Engine {
                     Renewal::NotHeld => one.acquisition.lost(),
                     Renewal::Unknown => {}
                 }
+                one.note_end();
             }
         }
     }
@@ -235,6 +255,16 @@ impl Engine {
     fn under_new_owner(&self, claim: &Claim) -> Claim {
         Claim { owner: self.backend.new_owner(), ..claim.clone() }
     }
+}
+
+/// Returns the claim of a lease that has ended while its caller waited for others. The holder of a
+/// single lease learns of its loss by itself.
+fn lost_meanwhile(granted: &[Acquired]) -> Option<&Claim> {
+    if granted.len() == 1 {
+        return None;
+    }
+    let lost = granted.iter().find(|one| !one.has_lease())?;
+    Some(lost.acquisition.claim())
 }
 
 /// A lease that was granted, and that its caller does not hold yet. Dropped, it is released in a
@@ -250,6 +280,13 @@ impl Acquired {
         self.acquisition.has_lease()
     }
 
+    /// Tells the local queue when the lease ends, unless its caller renews it.
+    fn note_end(&self) {
+        if let (Some(slot), Some(end)) = (&self.slot, self.acquisition.lease_ends()) {
+            slot.lasts(end);
+        }
+    }
+
     async fn give_back(self) {
         let _ = self.acquisition.give_back().await;
     }
@@ -262,7 +299,7 @@ struct Contender<'a> {
     acquisition: Box<Acquisition>,
     /// The slot of the local queue, where the mode has one.
     slot: Option<Slot>,
-    /// Its entry in the queue of the backend, while the caller sleeps.
+    /// Its entry in the queue of the backend, which is kept from its first sleep on.
     place: Option<KeptPlace>,
 }
 
@@ -286,7 +323,7 @@ impl Contender<'_> {
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.clone().into());
                 }
-                // No lock is answered in another way.
+                // The request failed, or its grant was read too late.
                 Ok(_) | Err(_) => waiting.wakes_after_failure(),
             };
             let woken = match wake {
@@ -323,16 +360,21 @@ impl Contender<'_> {
         let engine = self.engine;
         let limit = try_limit(strategy, engine.backend.as_ref());
         let shard = engine.backend.shard(&self.acquisition.claim().name);
+        let owner = self.acquisition.claim().owner;
         let asking = engine.asking.ask(shard, &mut self.acquisition, limit, left);
         let answer = asking.await;
+        if self.acquisition.claim().owner != owner {
+            // The acquisition has ended with the runtime of its task, and so has its queue entry.
+            self.place = None;
+        }
         if let Err(error) = &answer {
             self.restart_after(error);
         }
         answer
     }
 
-    /// Has the queue entry of the claim kept, if it has one. Returns when the caller asks again
-    /// that no push wakes.
+    /// Has the queue entry of the claim kept, if it has one. Returns when to ask again if no push
+    /// comes, or `None` if the wait is over.
     fn wakes_after_look(
         &mut self,
         waiting: &mut Waiting<'_>,
@@ -358,7 +400,7 @@ impl Contender<'_> {
     /// Returns whether this push hands the lease over.
     fn is_handed_over(&mut self, change: &Change) -> bool {
         let Change::Granted(handover) = change else { return false };
-        // A lease that is never renewed asks, so that it does not begin with the short time.
+        // A caller with a fixed lease asks for the full time, and does not take the short one.
         self.upkeep.renew_every.is_some() && self.acquisition.accept(handover)
     }
 
@@ -374,8 +416,8 @@ impl Contender<'_> {
         Acquired { acquisition: self.acquisition, slot: self.slot }
     }
 
-    /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit may be
-    /// granted late. A permit leaves with its id, and no guard would undo that.
+    /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit with an id
+    /// may be granted late: it has no guard later that would release the late grant.
     fn restart_after(&mut self, error: &BackendError) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         let has_id = is_permit && self.upkeep.renew_every.is_none();

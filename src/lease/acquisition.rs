@@ -5,7 +5,7 @@ use std::{mem::replace, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::{Janitor, Release, trusted};
+use super::{Janitor, Release, held::SOON, trusted};
 use crate::{
     backend::{Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, answered_by},
     error::BackendError,
@@ -21,8 +21,8 @@ use crate::{
 /// ends, counted from the time at which the queue entry was taken. This side counts from a time
 /// *before* the first request, so a late push tells of a lease that has ended here first.
 pub(crate) struct Acquisition {
-    /// Its outcome is unknown while a request is under way, and for ever after one that had no
-    /// answer.
+    /// Its outcome is unknown while a request is under way, and stays so after a request that had
+    /// no answer.
     pub(crate) release: Release,
     state: AcquisitionState,
     /// A time before the first request.
@@ -52,7 +52,8 @@ pub(crate) enum AcquisitionState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) fence: u64,
-    /// A time before the request that was granted. The lease counts from it.
+    /// A time before the request that was granted, or that of the handover. The lease counts from
+    /// it.
     pub(crate) since: Instant,
     /// When the lease ends, if a holder handed it over for less than its full time.
     pub(crate) ends_early: Option<Instant>,
@@ -141,9 +142,10 @@ impl Acquisition {
         self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
-    /// Takes the registration, if another holder was in the way.
+    /// Takes the registration, if another holder was in the way. Otherwise it stays until the lease
+    /// is held, so that a late push finds its owner.
     pub(super) fn take_changes(&mut self) -> Option<Changes> {
-        self.changes.take().filter(|_| self.met.is_some())
+        self.met.and_then(|_| self.changes.take())
     }
 
     /// Goes on with a fresh owner. A late release under the old one must not end what the next
@@ -168,9 +170,22 @@ impl Acquisition {
     /// Returns whether the claim has a lease that has not ended. A caller that reads its grant late
     /// may find that the lease has ended.
     pub(super) fn has_lease(&self) -> bool {
-        let Some(granted) = self.granted() else { return false };
+        self.lease_ends().is_some_and(|end| Instant::now() < end)
+    }
+
+    /// Returns when the granted lease ends.
+    pub(super) fn lease_ends(&self) -> Option<Instant> {
+        let granted = self.granted()?;
         let full = after(granted.since, trusted(self.release.claim.lease));
-        Instant::now() < granted.ends_early.unwrap_or(full)
+        Some(granted.ends_early.unwrap_or(full))
+    }
+
+    /// Returns when the granted lease is to be renewed, of which this is the interval. A lease that
+    /// was handed over is short, and is renewed soon.
+    pub(super) fn renewal_due(&self, interval: Duration) -> Option<Instant> {
+        let granted = self.granted()?;
+        let is_short = granted.ends_early.is_some();
+        Some(granted.since + if is_short { interval.min(SOON) } else { interval })
     }
 
     /// Counts the granted lease from the first request, which may have begun it. The last one only

@@ -19,7 +19,7 @@ use crate::{
 
 /// The acquisitions that may be under way at one shard: enough to keep a connection busy, and few
 /// enough for an answer in time.
-const TURNS: usize = 128;
+const PERMITS: usize = 128;
 
 /// After how long a caller asks without a permit: a server that hangs may keep all of them. A burst
 /// of 20,000 callers takes less.
@@ -56,7 +56,7 @@ impl Asking {
         if let Ok(_permit) = of_callers.try_acquire() {
             return acquisition.acquire(limit).await;
         }
-        // The task owns the acquisition, which so is undone behind its last request.
+        // The task owns the acquisition: if the caller leaves, the undo comes after its request.
         let next = Box::new(acquisition.under_new_owner());
         let moved = mem::replace(acquisition, next);
         let asking = ask_in_task(permits, moved, limit, left).instrument(Span::current());
@@ -73,7 +73,7 @@ impl Asking {
 
 impl AskingPermits {
     fn new() -> Self {
-        Self { of_callers: Semaphore::new(TURNS), of_tasks: Semaphore::new(TURNS) }
+        Self { of_callers: Semaphore::new(PERMITS), of_tasks: Semaphore::new(PERMITS) }
     }
 }
 

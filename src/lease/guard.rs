@@ -97,7 +97,7 @@ impl LeaseGuard {
         let to = Claim { owner, mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.release.janitor, to);
         // A renewal behind the pass would be taken for a loss.
-        lock(&self.times).renewing = true;
+        lock(&self.times).is_passing = true;
         let mut answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
@@ -110,7 +110,7 @@ impl LeaseGuard {
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
-        lock(&self.times).renewing = false;
+        lock(&self.times).is_passing = false;
         self.renew().await?;
         Ok(Err(self))
     }
@@ -121,6 +121,10 @@ impl LeaseGuard {
         self.renewals.guard_ended(&self.lease);
         // Work that still runs under the lease learns that it ends. It is no loss.
         let _ = self.lost.set(());
+        // From now on the slot moves on, or the callers behind it do not wait for it.
+        if let Some(slot) = lock(&self.slot).as_ref() {
+            slot.asks();
+        }
     }
 
     /// Takes the next caller of this process, with the slot, if the lease is to pass to it.
@@ -177,8 +181,9 @@ async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, Bac
         return answer;
     }
     if is_at_one_server {
-        // The next caller of this process contends from here on. Its request is behind the release,
-        // so other processes were told first. Over several servers it could overtake the release.
+        // The next caller of this process contends from here on. The server runs the release, and
+        // what that hands over, before the request of this caller. Over several servers, the
+        // request could overtake the release.
         slot = None;
     }
     let answer = released.await;

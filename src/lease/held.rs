@@ -19,7 +19,7 @@ use crate::{backend::Renewal, error::Error, observe::LockCounters, sync::lock, t
 const RETRY: Duration = Duration::from_millis(10);
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
 /// released it by then.
-const SOON: Duration = Duration::from_millis(100);
+pub(super) const SOON: Duration = Duration::from_millis(100);
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
@@ -53,7 +53,7 @@ pub struct Lease {
     pub(super) lost: SetOnce<()>,
     pub(super) times: Mutex<Times>,
     /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
-    /// keep the next callers from contending. A fixed lease is told of no loss, and has no slot.
+    /// keep the next callers from contending. A fixed lease has none: it is never passed on.
     pub(super) slot: Mutex<Option<Slot>>,
     counters: Arc<LockCounters>,
 }
@@ -64,8 +64,10 @@ pub(super) struct Times {
     pub(super) deadline: Instant,
     /// The timer that the renewals have set for it.
     pub(super) timer: Instant,
-    /// A renewal is under way, or must not begin.
+    /// A renewal is under way.
     pub(super) renewing: bool,
+    /// The lease passes to another mode. A renewal behind the pass would be taken for a loss.
+    pub(super) is_passing: bool,
     /// The backend may have ended the lease. A renewal finds out, also of a fixed lease.
     pub(super) is_in_doubt: bool,
 }
@@ -89,7 +91,19 @@ impl Lease {
 
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
-        self.lost.initialized() || lock(&self.times).deadline <= Instant::now()
+        if self.lost.initialized() {
+            return true;
+        }
+        let is_over = lock(&self.times).deadline <= Instant::now();
+        if is_over {
+            // What was reported once stays so: a late answer to a renewal does not take it back.
+            let is_new = self.note_loss();
+            if is_new && self.upkeep.renew_every.is_some() {
+                let name = &self.release.claim.name;
+                warn!(?name, "lease lost: it could not be renewed in time");
+            }
+        }
+        is_over
     }
 
     /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
@@ -165,7 +179,7 @@ impl Lease {
     ) -> Option<Self> {
         let granted = acquisition.granted()?;
         let ends = after(granted.since, upkeep.max_hold);
-        // Until it is extended, it has no time of its own.
+        // For a moment: `first_look` sets the deadline of a full lease.
         let deadline = granted.ends_early.unwrap_or(granted.since).min(ends);
         if upkeep.renew_every.is_none() {
             slot = None;
@@ -173,7 +187,13 @@ impl Lease {
         if let Some(slot) = &slot {
             slot.holds();
         }
-        let times = Times { deadline, timer: granted.since, renewing: false, is_in_doubt: false };
+        let times = Times {
+            deadline,
+            timer: granted.since,
+            renewing: false,
+            is_passing: false,
+            is_in_doubt: false,
+        };
         Some(Self {
             release: acquisition.settle(),
             granted,
@@ -207,9 +227,11 @@ impl Lease {
                 Some(self.extend(sent))
             }
             Renewal::NotHeld => {
-                let name = &self.release.claim.name;
-                warn!(?name, "lease lost: the server no longer has it");
-                self.tell_lost();
+                if self.note_loss() {
+                    let name = &self.release.claim.name;
+                    warn!(?name, "lease lost: the server no longer has it");
+                }
+                self.give_slot_up();
                 None
             }
             Renewal::Unknown => {
@@ -224,12 +246,19 @@ impl Lease {
         self.upkeep.renew_every.is_some() && now < self.ends
     }
 
-    pub(super) fn tell_lost(&self) {
-        if self.lost.set(()).is_ok() {
-            self.counters.lost.add();
-        }
+    /// Gives the slot of a lost lease up.
+    pub(super) fn give_slot_up(&self) {
         let slot = lock(&self.slot).take();
         drop(slot);
+    }
+
+    /// Tells the holder that the lease is lost. Returns whether that is new.
+    fn note_loss(&self) -> bool {
+        let is_new = self.lost.set(()).is_ok();
+        if is_new {
+            self.counters.lost.add();
+        }
+        is_new
     }
 
     /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when to

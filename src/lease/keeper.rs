@@ -5,7 +5,8 @@
 //! If the lease in the way has ended, the same request grants it to the next waiter in the fleet.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
+    mem::take,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -132,7 +133,7 @@ impl Default for KeptQueue {
 impl KeptQueue {
     fn enter(&mut self, number: u64, waiter: KeptWaiter, remaining: Duration) {
         self.waiters.insert(number, waiter);
-        // Its claim has set the deadline of the process anew.
+        // Its claim has just prolonged all entries of this process.
         self.look_after(remaining.min(INTERVAL));
     }
 
@@ -150,10 +151,12 @@ impl KeptQueue {
     fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
         match answer {
             Ok(kept) => {
-                let stands: HashMap<_, _> = named.iter().zip(kept.stands).collect();
-                for (number, waiter) in &self.waiters {
-                    if kept.has_lapsed || stands.get(number) == Some(&false) {
-                        waiter.inbox.put(Change::Wake);
+                if kept.has_lapsed {
+                    self.wake_all();
+                }
+                for (number, stands) in named.iter().zip(kept.stands) {
+                    if !stands {
+                        self.wake(*number);
                     }
                 }
                 self.look_at = look_at;
@@ -170,8 +173,16 @@ impl KeptQueue {
         }
     }
 
-    fn wake_all(&self) {
-        for waiter in self.waiters.values() {
+    /// Makes a waiter ask whose entry is gone. It comes back when it has asked: one that is not
+    /// polled stands in the way of no other.
+    fn wake(&mut self, number: u64) {
+        if let Some(waiter) = self.waiters.remove(&number) {
+            waiter.inbox.put(Change::Wake);
+        }
+    }
+
+    fn wake_all(&mut self) {
+        for waiter in take(&mut self.waiters).into_values() {
             waiter.inbox.put(Change::Wake);
         }
     }
@@ -260,7 +271,7 @@ impl Drop for KeeperTask {
         if self.has_ended {
             return;
         }
-        if let Some((_, queue)) = self.keeper.queues.remove(&self.key) {
+        if let Some((_, mut queue)) = self.keeper.queues.remove(&self.key) {
             queue.wake_all();
         }
     }

@@ -7,9 +7,9 @@
 //! slot goes to the next caller, which contends then.
 //!
 //! The future of a caller that has the slot may not be polled. The callers behind it do not wait
-//! for that: once the caller with the slot has left something unread for [`UNREAD`], they contend
-//! without a slot. The backend still decides who gets the lease, so they need not take the slot
-//! away.
+//! for that: once the caller with the slot has left something unread for [`UNREAD`], or its lease
+//! has ended while it waits for further ones, they contend without a slot. The backend still
+//! decides who gets the lease, so they need not take the slot away.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
 const PASSES: u32 = 16;
 /// The same over a majority of servers, whose other processes come to the lock by chance.
 const MAJORITY_PASSES: u32 = 9;
-/// For how long it does.
+/// The longest time for which it passes on so.
 const TURN: Duration = Duration::from_millis(50);
 
 /// How long the caller with the slot may leave unread what it was given: the slot, an answer, or a
@@ -50,10 +50,12 @@ struct LocalQueue {
 enum SlotUse {
     /// It has its guard.
     Holds,
-    /// It was given the slot or has sent a request then, and is to read the answer.
+    /// Since then it has had the slot, or a request under way.
     Asks(Instant),
     /// It sleeps until this time, or until a push comes into the inbox.
     Sleeps(Instant, Arc<Inbox>),
+    /// It has a lease until this time, and waits for further ones.
+    Has(Instant),
 }
 
 /// A caller that waits for the slot.
@@ -113,8 +115,8 @@ impl LocalQueues {
         loop {
             let now = Instant::now();
             let next_look = now + limit;
-            let unread_since = self.0.get(name).and_then(|queue| queue.slot.unread_since());
-            let is_unread_at = unread_since.map_or(next_look, |since| since + limit);
+            let unread_at = self.0.get(name).and_then(|queue| queue.slot.unread_at(limit));
+            let is_unread_at = unread_at.unwrap_or(next_look);
             if is_unread_at <= now {
                 return;
             }
@@ -151,15 +153,16 @@ impl LocalQueue {
 }
 
 impl SlotUse {
-    /// Returns since when the caller with the slot has something to read, or will have.
-    fn unread_since(&self) -> Option<Instant> {
+    /// Returns when the caller with the slot will have left something unread for this limit.
+    fn unread_at(&self, limit: Duration) -> Option<Instant> {
         match self {
             Self::Holds => None,
-            Self::Asks(since) => Some(*since),
-            Self::Sleeps(until, inbox) => match inbox.unread_since() {
-                Some(pushed) => Some(pushed.min(*until)),
-                None => Some(*until),
-            },
+            Self::Asks(since) => Some(*since + limit),
+            Self::Sleeps(until, inbox) => {
+                let pushed = inbox.unread_since();
+                Some(pushed.map_or(*until, |pushed| pushed.min(*until)) + limit)
+            }
+            Self::Has(end) => Some(*end),
         }
     }
 }
@@ -178,7 +181,7 @@ impl Slot {
         if self.name.family == Family::Redlock {
             self.most_passes = match changes {
                 None => MAJORITY_PASSES,
-                // The process had to wait for others. Each of its waiters has the lease once now.
+                // The process had to wait for others. Each of its waiters has the lease once.
                 Some(_) => self.waiters().clamp(1, PASSES),
             };
         }
@@ -200,6 +203,11 @@ impl Slot {
     /// Notes that the caller sleeps until then, or until a push comes.
     pub(super) fn sleeps(&self, until: Instant, inbox: Arc<Inbox>) {
         self.queues.set_use(&self.name, SlotUse::Sleeps(until, inbox));
+    }
+
+    /// Notes that the caller has a lease until then, and waits for further ones.
+    pub(super) fn lasts(&self, end: Instant) {
+        self.queues.set_use(&self.name, SlotUse::Has(end));
     }
 
     /// Notes that the caller has its guard.

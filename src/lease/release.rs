@@ -119,7 +119,7 @@ impl Release {
         self.clone().go_on(false);
     }
 
-    /// Leaves to a task what the answer to the first request leaves to be done. Returns the answer.
+    /// Goes on in a task if anything may still be held after this answer. Returns the answer.
     pub(super) fn ended(&self, answer: Result<bool, BackendError>) -> Result<bool, BackendError> {
         // Without an answer, the lease may be released later.
         let outcome_unknown = self.outcome_unknown || answer.is_err();

@@ -5,7 +5,8 @@
 //! are renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
 //! again while the lease can still be held: only a refusal or the deadline is a loss.
 //!
-//! With each new connection, all leases are renewed at once: a new master may lack some of them.
+//! With each new connection, all leases are renewed at once that are not fixed: a new master may
+//! lack some of them.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.
@@ -23,7 +24,7 @@ use tokio::{
     sync::{Notify, Semaphore},
     time::{Instant, sleep_until},
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{Acquisition, Lease, Upkeep, local_queue::Slot};
 use crate::{
@@ -202,6 +203,11 @@ impl Renewals {
         let Some(first) = chunk.first() else { return };
         let shard = self.chunks.of(self.backend.shard(&first.release.claim.name));
         let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
+        // A lease that was lost meanwhile is left to others.
+        let chunk: Vec<_> = chunk.into_iter().filter(|lease| !lease.is_lost()).collect();
+        if chunk.is_empty() {
+            return;
+        }
         let sent = Instant::now();
         let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
         // It leaves time for a second try.
@@ -225,7 +231,11 @@ impl Renewals {
         }
         let mut schedule = lock(&self.schedule);
         for (at, lease) in leases.iter().enumerate() {
-            lock(&lease.times).renewing = false;
+            let is_in_doubt = {
+                let mut times = lock(&lease.times);
+                times.renewing = false;
+                times.is_in_doubt
+            };
             let Some(lease) = schedule.remove(lease) else { continue };
             // An answer with too few parts says of the rest that it is not held.
             let renewal = match answer {
@@ -233,6 +243,8 @@ impl Renewals {
                 Err(_) => Renewal::Unknown,
             };
             if let Some(look) = lease.renewed(sent, renewal) {
+                // The doubt came while this renewal was under way, and may be about what followed.
+                let look = if is_in_doubt { Instant::now() } else { look };
                 schedule.look_at(look, lease);
             }
         }
@@ -268,15 +280,14 @@ impl Schedule {
     fn is_due(&mut self, lease: &Arc<Lease>, now: Instant) -> bool {
         self.remove(lease);
         if lease.is_lost() {
-            warn!(name = ?lease.release.claim.name, "lease lost: it could not be renewed in time");
-            lease.tell_lost();
+            lease.give_slot_up();
             return false;
         }
         let mut times = lock(&lease.times);
         let is_wanted = lease.is_renewable(now) || times.is_in_doubt;
-        let renews = is_wanted && !times.renewing;
+        let renews = is_wanted && !times.renewing && !times.is_passing;
         times.renewing |= renews;
-        times.is_in_doubt = false;
+        times.is_in_doubt &= !renews;
         let deadline = times.deadline;
         drop(times);
         self.look_at(deadline, lease.clone());

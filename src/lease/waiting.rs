@@ -6,6 +6,7 @@
 
 use std::{iter::empty, pin::pin, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::{Acquisition, RetryStrategy};
@@ -83,11 +84,13 @@ impl<'a> Waiting<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Waits for an event. Returns `None` if the wait is over first.
+    /// Waits for an event. Returns `None` if the wait is over first. An event that has happened is
+    /// never too late.
     pub(super) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = pin!(event);
         loop {
-            let wake = self.strategy_wakes()?.min(self.deadline);
+            let Some(wake) = self.strategy_wakes() else { return event.now_or_never() };
+            let wake = wake.min(self.deadline);
             tokio::select! {
                 biased;
                 outcome = &mut event => return Some(outcome),

@@ -250,7 +250,8 @@ rules! {
             a_grant_that_is_read_late_is_held,
             many_futures_that_are_not_polled_delay_no_other_name,
             a_task_of_a_reentrant_holder_that_is_not_polled_delays_others_for_its_lease,
-            an_unlock_that_is_not_polled_delays_no_other,;
+            an_unlock_that_is_not_polled_delays_no_other,
+            a_try_gets_a_lock_that_was_left_unread,;
         forced:
             a_lock_that_is_ended_by_force_is_free_in_its_process,
             a_holder_learns_from_another_process_that_it_was_ended,;

@@ -4,6 +4,7 @@ use std::{any::Any, fmt::Debug, pin::Pin, task::Poll};
 
 use bellwether::Error;
 use futures_util::{FutureExt, future::BoxFuture, poll};
+use testkit::comes_true;
 use tokio::time::Instant;
 
 use crate::harness::*;
@@ -191,4 +192,18 @@ pub async fn an_unlock_that_is_not_polled_delays_no_other<H: FullHarness>(h: &H)
         Some(unlocked) => unlocked.unwrap(),
         None => timeout(LIMIT, unlocking).await.unwrap().unwrap(),
     }
+}
+
+/// A try does not wait, and does not take a future that is not polled for a holder.
+pub async fn a_try_gets_a_lock_that_was_left_unread<H: FullHarness>(h: &H) {
+    let locks = Locks::new(h.backend(), "bellwether");
+    let held = MUTEX(locks.clone(), "k").await.unwrap();
+    let mut kept = MUTEX(locks.clone(), "k");
+    assert!(touch(kept.as_mut()).await.is_none());
+    drop(held);
+    let begun = Instant::now();
+    let is_free = async || locks.mutex("k").try_lock().await.unwrap().is_some();
+    assert!(comes_true(LIMIT, is_free).await, "the lock is taken by nobody");
+    assert!(begun.elapsed() <= LEASE + JITTER + H::BUSY, "{:?}", begun.elapsed());
+    drop(kept);
 }

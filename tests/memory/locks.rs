@@ -551,3 +551,16 @@ async fn permits_with_an_id_are_taken_together_seen_and_ended() {
         assert_eq!(kind(permits.acquire_many(count).await), ErrorKind::InvalidConfig);
     }
 }
+
+/// The renewal that is under way came before the end, and its answer is lost.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_is_ended_during_a_renewal_learns_of_it_at_once() {
+    let faulty = once(Op::Renew, Fault::LoseReply);
+    let here = Locks::new(faulty.clone(), "bellwether");
+    let there = Locks::new(faulty.inner.clone(), "bellwether");
+    let guard = here.mutex("k").lease(LEASE).lock().await.unwrap();
+    let renewed = async || faulty.count(Op::Renew) > 0;
+    assert!(testkit::comes_true(LEASE, renewed).await);
+    assert!(there.mutex("k").force_unlock().await.unwrap());
+    timeout(400 * MS, guard.lost()).await.expect("the loss is told late");
+}

@@ -133,3 +133,75 @@ async fn names_and_settings_are_checked() {
     // A raw name and the escaped text of another are two names.
     locks.several(["{a}", "%7Ba%7D"]).lock().await.unwrap().unlock().await.unwrap();
 }
+
+/// A lease that is handed over is short. Its caller waits for the next name for longer than that.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_was_handed_over_is_held_while_another_is_waited_for() {
+    let backend = MemoryBackend::new();
+    let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
+    let (a, b) = (locked(&others, "a").await, locked(&others, "b").await);
+    let several = locks.several(["a", "b"]).lease(3 * LEASE);
+    let waiting = spawn(async move { several.lock().await });
+    sleep(MS).await;
+    a.unlock().await.unwrap();
+    sleep(MS).await;
+    let handed_over = others.mutex("a").holder().await.unwrap().unwrap().fence;
+    sleep(LEASE).await;
+    b.unlock().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(guard[0].1.fence(), handed_over, "it was lost meanwhile");
+}
+
+/// Each name comes before the renewals of the first one are due, counted from the name before.
+#[tokio::test(start_paused = true)]
+async fn the_first_of_many_names_is_held_until_the_last_is_acquired() {
+    let backend = MemoryBackend::new();
+    let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
+    let names = (10..40).map(|name| name.to_string());
+    let mut held = Vec::new();
+    for name in names.clone().skip(1) {
+        held.push(locked(&others, &name).await);
+    }
+    let several = locks.several(names).lease(LEASE).wait_limit(10 * LEASE);
+    let waiting = spawn(async move { several.lock().await });
+    sleep(MS).await;
+    let first = others.mutex("10").holder().await.unwrap().unwrap().fence;
+    for guard in held {
+        sleep(LEASE / 10).await;
+        guard.unlock().await.unwrap();
+    }
+    let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(guard[0].1.fence(), first, "it was lost meanwhile");
+}
+
+/// The leases are shorter than it takes to acquire all of them, so that no round can succeed.
+#[tokio::test(start_paused = true)]
+async fn leases_that_are_too_short_for_all_names_end_with_the_wait_limit() {
+    let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
+    let locks = Locks::new(faulty, "bellwether");
+    let several = locks.several(0..10).lease(100 * MS).fixed_lease().wait_limit(LEASE);
+    let ended = timeout(2 * LEASE, several.lock()).await.expect("it tries for ever");
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::NotAcquired);
+}
+
+/// The caller that waits for several names polls, so the next caller of its process waits for it.
+#[tokio::test(start_paused = true)]
+async fn callers_behind_one_that_waits_for_several_do_not_contend() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let others = Locks::new(faulty.inner.clone(), "bellwether");
+    let b = locked(&others, "b").await;
+    let several = locks.several(["a", "b"]).lease(LEASE);
+    let waiting = spawn(async move { several.lock().await });
+    sleep(MS).await;
+    let next = spawn({
+        let locks = locks.clone();
+        async move { locked(&locks, "a").await }
+    });
+    sleep(2 * LEASE).await;
+    assert_eq!(faulty.count(Op::Acquire), 2);
+    b.unlock().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    next.await.unwrap().unlock().await.unwrap();
+}

@@ -6,12 +6,14 @@ use std::{
     task::Poll,
 };
 
-use testkit::primitives::{Asked, Pair};
+use testkit::primitives::{Asked, Guard, Pair};
 
 use super::faults::nothing_is_left;
 use crate::prelude::*;
 
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(3);
+/// Far less than a lease, also on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// A future that is not woken for this long waits for an event that will not come.
 const PARKED: Duration = Duration::from_millis(150);
 
@@ -42,7 +44,7 @@ async fn dropped_after<T>(polls: usize, future: impl Future<Output = T>) -> Went
 }
 
 /// Another process holds the lock. The wait may be dropped at any point, and the next caller gets
-/// the lock within one lease.
+/// the lock at once.
 pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
     let asked = |locks: &Asked| locks.clone();
@@ -59,7 +61,7 @@ pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
         let asking = Instant::now();
         let next = timeout(LIMIT, (pair.one.take)(asked(&c))).await.unwrap().unwrap();
         let took = asking.elapsed();
-        assert!(took < LEASE + 500 * Duration::from_millis(1), "{polls} polls: {took:?}");
+        assert!(took < AT_ONCE, "{polls} polls: {took:?}");
         next.give_back().await.unwrap();
         if matches!(went, Went::Parked) {
             assert!(polls > 1, "the wait was parked before its first claim");
@@ -71,7 +73,7 @@ pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
 }
 
 /// The lock is free. The acquisition may be dropped at any point, and the next caller gets the lock
-/// within one lease.
+/// at once.
 pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
@@ -79,12 +81,7 @@ pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
         let went = dropped_after(polls, (pair.one.attempt)(a.clone())).await;
         let through = match went {
             Went::Through(taken) => {
-                // A dropped guard releases its lease, but a permit with an id stays until it ends.
-                let guard = taken.unwrap().expect("the free lock was refused");
-                match guard.is_watched() {
-                    true => drop(guard),
-                    false => guard.give_back().await.unwrap(),
-                }
+                left(taken.unwrap().expect("the free lock was refused")).await;
                 true
             }
             _ => false,
@@ -92,7 +89,7 @@ pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
         let asking = Instant::now();
         let next = timeout(LIMIT, (pair.rival.take)(b.clone())).await.unwrap().unwrap();
         let took = asking.elapsed();
-        assert!(took < LEASE + 500 * Duration::from_millis(1), "{polls} polls: {took:?}");
+        assert!(took < AT_ONCE, "{polls} polls: {took:?}");
         next.give_back().await.unwrap();
         if through {
             nothing_is_left(&server).await;
@@ -100,4 +97,71 @@ pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
         }
     }
     panic!("the acquisition never completed");
+}
+
+/// The lock passes to a caller of the same process, or of another one. That caller may be dropped
+/// at any point from then on, and the next one gets the lock at once.
+pub async fn a_handover_that_is_dropped_leaves_nothing(pair: Pair) {
+    let server = RedisServer::start().await;
+    let [a, b, c] = [(); 3].map(|()| Asked::new(&server.url(), "k", LEASE));
+    for receiver in [&a, &b] {
+        for polls in 0.. {
+            assert!(polls < 40, "the handover was never taken");
+            let held = (pair.one.take)(a.clone()).await.unwrap();
+            let mut waiting = (pair.rival.take)(receiver.clone());
+            assert!(timeout(PARKED, &mut waiting).await.is_err(), "the lock has two holders");
+            held.give_back().await.unwrap();
+            let went = dropped_after(polls, waiting).await;
+            let is_through = matches!(went, Went::Through(_));
+            if let Went::Through(taken) = went {
+                left(taken.unwrap()).await;
+            }
+            let asking = Instant::now();
+            let next = timeout(LIMIT, (pair.one.take)(c.clone())).await.unwrap().unwrap();
+            let took = asking.elapsed();
+            assert!(took < AT_ONCE, "{polls} polls: {took:?}");
+            next.give_back().await.unwrap();
+            if is_through {
+                break;
+            }
+        }
+    }
+    nothing_is_left(&server).await;
+}
+
+/// The release may be dropped at any point. Those that wait get the lock at once, in the same
+/// process and in another one, and so does the next caller.
+pub async fn an_unlock_that_is_dropped_leaves_nothing(pair: Pair) {
+    let server = RedisServer::start().await;
+    let [a, b] = [(); 2].map(|()| Asked::new(&server.url(), "k", LEASE));
+    for waiter in [None, Some(&a), Some(&b)] {
+        for polls in 1.. {
+            assert!(polls < 40, "the release never completed");
+            let held = (pair.one.take)(a.clone()).await.unwrap();
+            let mut waiting = waiter.map(|asked| (pair.rival.take)(asked.clone()));
+            if let Some(waiting) = &mut waiting {
+                assert!(timeout(PARKED, waiting).await.is_err(), "the lock has two holders");
+            }
+            let went = dropped_after(polls, held.give_back()).await;
+            let asking = Instant::now();
+            let next = waiting.unwrap_or_else(|| (pair.rival.take)(b.clone()));
+            let next = timeout(LIMIT, next).await.unwrap().unwrap();
+            let took = asking.elapsed();
+            assert!(took < AT_ONCE, "{polls} polls: {took:?}");
+            next.give_back().await.unwrap();
+            if let Went::Through(released) = went {
+                released.unwrap();
+                break;
+            }
+        }
+    }
+    nothing_is_left(&server).await;
+}
+
+/// Leaves a guard. It releases its lease, but a permit with an id would stay until it ends.
+async fn left(guard: Guard) {
+    match guard.is_watched() {
+        true => drop(guard),
+        false => guard.give_back().await.unwrap(),
+    }
 }

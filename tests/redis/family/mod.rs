@@ -35,7 +35,9 @@ macro_rules! for_each_pair {
 for_each_pair! {
     cancel:
         a_wait_that_is_dropped_leaves_nothing,
-        a_try_that_is_dropped_leaves_nothing,;
+        a_try_that_is_dropped_leaves_nothing,
+        a_handover_that_is_dropped_leaves_nothing,
+        an_unlock_that_is_dropped_leaves_nothing,;
     cluster:
         primitives_survive_a_node_that_hangs_beyond_the_lease,;
     faults:

@@ -1,14 +1,18 @@
 //! Real sentinels, a real master that dies, and a replica that takes its place.
 
+use std::sync::Mutex;
+
 use futures_util::StreamExt;
-use testkit::Sentinels;
+use testkit::{Sentinels, handover_life};
 
 use crate::prelude::*;
 
+/// A busy machine does not reach it.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+
 fn backend(set: &Sentinels) -> RedisBackend {
     let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
-    // A busy machine does not reach this time-out.
-    builder.command_timeout(Duration::from_secs(1)).build().unwrap()
+    builder.command_timeout(COMMAND_TIMEOUT).build().unwrap()
 }
 
 fn locks(set: &Sentinels) -> Locks {
@@ -182,7 +186,7 @@ async fn holders_learn_at_once_that_a_new_master_lacks_their_leases() {
     let mut raw = set.servers[0].raw().await;
     let build = |number: usize| {
         let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
-        let builder = builder.command_timeout(Duration::from_secs(1));
+        let builder = builder.command_timeout(COMMAND_TIMEOUT);
         Locks::new(builder.client_name(format!("holder-{number}")).build().unwrap(), "bellwether")
     };
     let processes: Vec<_> = (0..PROCESSES).map(build).collect();
@@ -235,4 +239,58 @@ async fn holders_learn_at_once_that_a_new_master_lacks_their_leases() {
     let lost = held.into_iter().next().unwrap().swap_remove(0);
     assert!(next.fence() > lost.fence() && !next.is_lost());
     assert_eq!(lost.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// How many callers of one process wait for the fair lock of a planned failover.
+const CALLERS: usize = 10;
+/// For how long the lock is watched after it.
+const WATCHED: Duration = Duration::from_secs(12);
+
+/// Callers that leave while the master changes kept their places in the queue, and the lock was
+/// handed over to one after another of them: for 18 s, nobody had it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_costs_waiters_one_handover() {
+    let set = Sentinels::start(1).await;
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let (mut processes, mut callers) = (Vec::new(), JoinSet::new());
+    for at in 0..3 * CALLERS {
+        if at % CALLERS == 0 {
+            processes.push(locks(&set));
+        }
+        let lock = processes[at / CALLERS].mutex("k").fair().lease(LEASE / 3);
+        // Some leave before they have waited for all others.
+        let patience = if at % 2 == 0 { 2 * LEASE } else { 30 * MS };
+        let held = held.clone();
+        callers.spawn(async move {
+            loop {
+                // A call that meets the failover may fail, and the next one does not.
+                let Ok(Ok(guard)) = timeout(patience, lock.lock()).await else { continue };
+                held.lock().unwrap().push(Instant::now());
+                sleep(5 * MS).await;
+                let _ = guard.unlock().await;
+            }
+        });
+    }
+    let goes_round = async || held.lock().unwrap().len() > 100;
+    assert!(comes_true(LIMIT, goes_round).await, "the lock does not go round");
+
+    set.sentinels[0].raw().await.run::<()>(&["SENTINEL", "FAILOVER", Sentinels::MASTER]).await;
+    let promoted = async || {
+        let info = set.servers[1].raw().await.try_run::<String>(&["INFO", "replication"]).await;
+        info.is_ok_and(|info| info.contains("role:master"))
+    };
+    assert!(comes_true(LIMIT, promoted).await, "no failover happens");
+    let begun = Instant::now();
+    sleep(WATCHED).await;
+    callers.shutdown().await;
+    let mut times: Vec<_> = held.lock().unwrap().iter().copied().filter(|at| *at > begun).collect();
+    times.insert(0, begun);
+    times.push(begun + WATCHED);
+    let gap = |pair: &[Instant]| pair[1] - pair[0];
+    let mut gaps: Vec<_> = times.windows(2).map(gap).filter(|gap| *gap > 500 * MS).collect();
+    gaps.sort();
+    println!("{} holds; nobody had the lock for {gaps:?}", times.len() - 2);
+    // One handover that nobody takes, and a request to the old master that has no answer.
+    let longest = handover_life() + COMMAND_TIMEOUT;
+    assert!(gaps.iter().sum::<Duration>() <= longest, "{gaps:?}");
 }
