@@ -96,7 +96,12 @@ impl Engine {
         let mut is_first_round = true;
         loop {
             let mut granted = Vec::with_capacity(terms.claims.len());
+            let connections = self.backend.new_connections();
             let mut outcome = self.acquire_each(since, &mut granted, is_first_round, terms).await;
+            if granted.len() > 1 && connections.has_changed().unwrap_or(false) {
+                // The server behind the new connection may lack what was granted before.
+                self.renew_granted(&mut granted).await;
+            }
             let lost = lost_meanwhile(&granted);
             if outcome.is_ok() && lost.is_none() {
                 let held = granted.into_iter().filter_map(|one| self.held(one, terms));
@@ -230,20 +235,27 @@ impl Engine {
             let due = granted.iter().filter_map(|one| one.acquisition.renewal_due(interval / 2));
             let Some(next) = due.min() else { return pending().await };
             sleep_until(next.max(earliest)).await;
-            let sent = Instant::now();
-            earliest = sent + RENEWAL_PAUSE;
-            let claims: Vec<_> =
-                granted.iter().map(|one| one.acquisition.claim().clone()).collect();
-            // Without an answer, the next renewal finds out.
-            let Ok(renewals) = self.backend.renew(&claims).await else { continue };
-            for (one, renewal) in granted.iter_mut().zip(renewals) {
-                match renewal {
-                    Renewal::Held => one.acquisition.renewed(sent),
-                    Renewal::NotHeld => one.acquisition.lost(),
-                    Renewal::Unknown => {}
-                }
-                one.note_end();
+            earliest = Instant::now() + RENEWAL_PAUSE;
+            self.renew_granted(granted).await;
+        }
+    }
+
+    /// Renews leases that their caller does not hold yet, and notes which were lost. Without an
+    /// answer, the next renewal finds out.
+    async fn renew_granted(&self, granted: &mut [Acquired]) {
+        let sent = Instant::now();
+        let mut claims = Vec::with_capacity(granted.len());
+        for one in granted.iter() {
+            claims.push(one.acquisition.claim().clone());
+        }
+        let Ok(renewals) = self.backend.renew(&claims).await else { return };
+        for (one, renewal) in granted.iter_mut().zip(renewals) {
+            match renewal {
+                Renewal::Held => one.acquisition.renewed(sent),
+                Renewal::NotHeld => one.acquisition.lost(),
+                Renewal::Unknown => {}
             }
+            one.note_end();
         }
     }
 
