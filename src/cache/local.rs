@@ -89,7 +89,7 @@ pub(super) struct LocalRow<V> {
     is_remembered: bool,
     /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
     /// the backend has returned or stored it.
-    outage: Option<Outage>,
+    pub(super) outage: Option<Outage>,
 }
 
 #[derive(Clone)]
@@ -103,14 +103,13 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
 
 type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, DefaultHashBuilder>;
 
-fn rows<V>(weight: usize, is_tier: bool) -> LocalRows<V> {
+fn rows<V>(weight: usize) -> LocalRows<V> {
     let hasher = DefaultHashBuilder::default();
     let mut options = OptionsBuilder::new();
     options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
-    if !is_tier {
-        // Each has a quarter of the weight, and so room for the heaviest copy.
-        options.shards(4);
-    }
+    // Each has a quarter of the weight, and so room for the heaviest copy. By default, their number
+    // grows with the cores.
+    options.shards(4);
     match options.build() {
         Ok(options) => Rows::with_options(options, ByWeight, hasher, DefaultLifecycle::default()),
         // All that it needs is given.
@@ -141,7 +140,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
                 false => tier.max_staleness(Duration::MAX),
             };
             Self {
-                rows: rows(weight, is_tier),
+                rows: rows(weight),
                 has_rows: AtomicBool::new(false),
                 heaviest: weight / 4,
                 order,
@@ -259,7 +258,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     /// Notes a value whose load began then, without a lease or a commit that was answered. Its
-    /// entry has the fence of the stored one, which it replaces.
+    /// entry has the greatest fence than which the value is known to be newer.
     pub(super) fn note_loaded(
         &self,
         begun: Fill,
