@@ -49,6 +49,42 @@ pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served:
     });
 }
 
+/// An early refresh would begin before the half of the time to live.
+pub(crate) fn too_early(namespace: &Namespace, ttl: Duration) {
+    warn!(
+        target: TARGET, namespace = namespace.as_str(), ?ttl,
+        "`early_refresh` is set to more than half of the time to live, and begins at the half; \
+         shorten it, or lengthen the time to live"
+    );
+}
+
+/// A local tier is set over a backend that has its entries in the process.
+pub(crate) fn tier_in_process(namespace: &Namespace) {
+    warn!(
+        target: TARGET, namespace = namespace.as_str(),
+        "the backend has its entries in this process, so a `local` tier keeps them a second time; \
+         leave the tier out, or use a backend that other processes share"
+    );
+}
+
+/// A caller would wait for a load no longer, and no value stands in for the load.
+pub(crate) fn nothing_stands_in(namespace: &Namespace) {
+    warn!(
+        target: TARGET, namespace = namespace.as_str(),
+        "`serve_stale_after` has no effect, because no value is kept to stand in for a slow load; \
+         set `stale_if_error`"
+    );
+}
+
+/// A layer was given the name of a header that cannot be one.
+#[cfg(feature = "http")]
+pub(crate) fn no_header(name: &str) {
+    warn!(
+        target: TARGET, name,
+        "`vary_by_header` has no effect, because no header can have this name; correct the name"
+    );
+}
+
 /// The first type of the values of each namespace and schema, or an empty text once warned.
 type Types = HashMap<(String, u16), &'static str>;
 

@@ -50,7 +50,8 @@ pub trait Store: Leases {
     /// and the time of the backend.
     ///
     /// The backend drops the entry after `ttl`. Without one, or if the server is too full to write,
-    /// the entry is handed to the waiters and not written. The failures before it are forgotten.
+    /// the entry is handed to the waiters without its windows, and not written. The failures before
+    /// it are forgotten.
     async fn commit(
         &self,
         claim: &Claim,

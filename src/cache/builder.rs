@@ -39,7 +39,7 @@ pub struct Builder<V, C = Json> {
     codec: C,
     failures: Failures,
     is_negative: Option<Box<IsNegative<V>>>,
-    settings: Settings,
+    pub(super) settings: Settings,
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
@@ -222,6 +222,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let mut settings = self.settings;
         settings.namespace = Namespace::new(&self.namespace)?;
         settings.check()?;
+        settings.advise(self.store.is_shared());
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
@@ -310,7 +311,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
-    /// [`Off`](EarlyRefresh::Off).
+    /// [`Off`](EarlyRefresh::Off). A part is from 0 to 1.
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
         let rules = &mut self.options_mut().rules;
         (rules.early, rules.aged) = (early, early != EarlyRefresh::Off);
@@ -335,7 +336,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// `None`, or a page that is not found. Defaults to the [`ttl`](Self::ttl).
     ///
     /// Such a value is never served stale. A loader may set other times by its
-    /// [`Lead`](super::Lead), and so may a request with settings of its own that inserts it.
+    /// [`Lead`](super::Lead). So may a request that inserts or touches the value, if the request
+    /// sets a [`ttl`](super::Request::ttl).
     pub fn negative_ttl(
         mut self,
         ttl: Duration,

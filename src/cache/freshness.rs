@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use crate::backend::{Entry, Windows};
+use crate::{
+    backend::{Entry, Windows},
+    flight::Accepted,
+};
 
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
@@ -49,6 +52,8 @@ pub(super) struct Rules {
     pub(super) error: Duration,
     /// The greatest age of a copy in this process that the caller accepts or makes.
     pub(super) copy: Duration,
+    /// The least fence of what this process serves without an answer of the backend.
+    pub(super) least_fence: u64,
 }
 
 impl Rules {
@@ -60,7 +65,13 @@ impl Rules {
         stale: Duration::MAX,
         error: Duration::MAX,
         copy: Duration::MAX,
+        least_fence: 0,
     };
+
+    /// Returns what a caller accepts of a flight.
+    pub(super) fn accepted(&self) -> Accepted {
+        Accepted { stale: self.stale, error: self.error, least_fence: self.least_fence }
+    }
 }
 
 /// The window of its life that an entry is in.

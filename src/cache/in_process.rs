@@ -75,8 +75,9 @@ impl<V: Clone + Send + Sync + 'static> Codec<V> for Unencoded<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Returns a builder of a cache for this process alone, with so many values at most. It needs
-    /// no codec: the values are any type that can be cloned, and each caller gets a clone.
+    /// Returns a builder of a cache for this process alone, with so many values at most, and at
+    /// least 1. It needs no codec: the values are any type that can be cloned, and each caller gets
+    /// a clone.
     ///
     /// Everything else is as with a [`MemoryBackend`]: flights, windows, tags, failures. Beyond
     /// the limit the least recently used value goes. About 800 bytes are taken beside each.
@@ -102,6 +103,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let stripes = std::array::from_fn(|_| Mutex::default());
         let table = Arc::new(ValueTable { next: AtomicU64::new(0), stripes });
         let backend = MemoryBackend::with_entries(values);
-        Self::builder(backend, "in-process").codec(Unencoded(table))
+        let mut builder = Self::builder(backend, "in-process");
+        builder.settings.in_process = Some(values);
+        builder.codec(Unencoded(table))
     }
 }

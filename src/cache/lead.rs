@@ -11,7 +11,7 @@ use tokio::{sync::SetOnce, time::Instant};
 use super::{
     AfterFailure, Loaded, Source,
     freshness::{self, Rules},
-    outcome::{FlightResult, Head, Record},
+    outcome::{FlightResult, Head},
 };
 use crate::{
     backend::{Entry, Tagged, Windows},
@@ -225,9 +225,8 @@ pub(super) struct Previous<V> {
 }
 
 impl<V> Previous<V> {
-    pub(super) fn new(entry: &Entry, rules: &Rules, value: V, source: Source) -> Arc<Self> {
+    pub(super) fn new(entry: &Entry, rules: &Rules, loaded: Loaded<V>) -> Arc<Self> {
         let left = freshness::left_on_error(entry, rules).unwrap_or_default();
-        let loaded = Loaded { value, source, record: Record::of(entry) };
         let on_error_until = after(Instant::now(), left);
         let tagged = entry.tagged.clone();
         Arc::new(Self { fence: entry.fence, loaded, tagged, on_error_until })

@@ -86,7 +86,7 @@ pub(super) struct LocalRow<V> {
     is_remembered: bool,
     /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
     /// the backend has returned or stored it.
-    outage: Option<Outage>,
+    pub(super) outage: Option<Outage>,
 }
 
 #[derive(Clone)]
@@ -114,15 +114,14 @@ impl<V> Lifecycle<Key, Arc<LocalRow<V>>> for CountsEvictions {
     }
 }
 
-fn rows<V>(weight: usize, is_tier: bool, counters: &Arc<Counters>) -> LocalRows<V> {
+fn rows<V>(weight: usize, counters: &Arc<Counters>) -> LocalRows<V> {
     let counts = CountsEvictions(counters.clone());
     let hasher = Hasher::default();
     let mut options = OptionsBuilder::new();
     options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
-    if !is_tier {
-        // Each has a quarter of the weight, and so room for the heaviest copy.
-        options.shards(4);
-    }
+    // Each has a quarter of the weight, and so room for the heaviest copy. By default, their number
+    // grows with the cores.
+    options.shards(4);
     match options.build() {
         Ok(options) => Rows::with_options(options, ByWeight, hasher, counts),
         // All that it needs is given.
@@ -153,7 +152,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
                 false => tier.max_staleness(Duration::MAX),
             };
             Self {
-                rows: rows(weight, is_tier, counters),
+                rows: rows(weight, counters),
                 has_rows: AtomicBool::new(false),
                 heaviest: weight / 4,
                 order,
@@ -271,7 +270,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     }
 
     /// Notes a value whose load began then, without a lease or a commit that was answered. Its
-    /// entry has the fence of the stored one, which it replaces.
+    /// entry has the greatest fence than which the value is known to be newer.
     pub(super) fn note_loaded(
         &self,
         begun: Fill,

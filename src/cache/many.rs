@@ -44,6 +44,9 @@ const AT_ONCE: usize = 128;
 /// How long keys that are led wait for the next decision about another, unless an operation of the
 /// backend may take longer. A caller that no longer polls decides nothing.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
+/// The limit is waited for in so many parts. Where the runtime is late, the other tasks run between
+/// two of the parts, and so decide.
+const LOOKS: u32 = 10;
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the values of many keys, and loads those that are missing together.
@@ -100,15 +103,19 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
             };
-            let served = |look| match look {
-                Some(Decision::Served(loaded, None)) => {
-                    cache.core.counters.served(loaded.source);
-                    Ok(Ok(loaded))
-                }
-                Some(Decision::Miss { seen }) => Err(Some(seen)),
-                _ => Err(None),
-            };
-            let answers: Vec<_> = looks.into_iter().map(served).collect();
+            let mut answers = Vec::with_capacity(keys.len());
+            for (key, look) in keys.iter().zip(looks) {
+                answers.push(match look {
+                    Some(Decision::Served(loaded, None)) => {
+                        cache.core.activity.note(key);
+                        cache.core.counters.served(loaded.source);
+                        Ok(Ok(loaded))
+                    }
+                    // The request for a key that has a flight notes the key.
+                    Some(Decision::Miss { seen }) => Err(Some(seen)),
+                    _ => Err(None),
+                });
+            }
             let gathering = Gathering::new(&cache.core, loader);
             let shared = Shared::of(answers.iter().filter(|answer| answer.is_err()).count());
             let load = |at: usize, missed| {
@@ -139,12 +146,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<Option<V>, Error>> {
         let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
-        let decisions = read_many(&self.core, &keys).await.into_iter();
-        let value = |decision| match decision {
-            Decision::Unanswered(error) => Err(Error::from(error)),
-            decision => Ok(decision.value().map(|loaded| loaded.value)),
-        };
-        let answers = decisions.map(|decision| decision.map(value).ok_or(())).collect();
+        let mut answers = Vec::with_capacity(keys.len());
+        for (key, decision) in keys.iter().zip(read_many(&self.core, &keys).await) {
+            answers.push(match decision {
+                Some(decision) => {
+                    self.core.activity.note(key);
+                    Ok(decision.found(&self.core.counters))
+                }
+                None => Err(()),
+            });
+        }
         // The others learn what is wrong.
         fill_gaps(answers, |at, ()| self.get(&keys[at])).await
     }
@@ -334,9 +345,13 @@ where
     /// Loads the ids that wait when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
         let limit = self.core.engine.backend.time_limit().unwrap_or(DECISION_LIMIT);
-        while all.undecided.load(Ordering::Acquire) > 0
-            && timeout(limit, all.decided.notified()).await.is_ok()
-        {}
+        let mut looks = 0;
+        while all.undecided.load(Ordering::Acquire) > 0 && looks < LOOKS {
+            looks = match timeout(limit / LOOKS, all.decided.notified()).await {
+                Ok(()) => 0,
+                Err(_) => looks + 1,
+            };
+        }
         let number = flight::next_id();
         let (batch, mut replies, _edges) = self.take_all(number);
         let failures = batch.failures.clone();

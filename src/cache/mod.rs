@@ -67,7 +67,7 @@ pub(crate) use self::{
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
 };
 
-use self::{core::Core, read::Decision};
+use self::core::Core;
 use crate::{
     backend::Store,
     error::{BoxError, Error},
@@ -210,13 +210,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         self.core.activity.note(&key);
         let options = &self.core.settings.options;
         if let Some(copy) = self.core.local(&key.text, options) {
+            self.core.counters.served(copy.source);
             return Ok(Some(copy.value));
         }
         let name = self.core.name(&key)?;
-        match self.core.read(&key, &name, &options.rules).await {
-            Decision::Unanswered(error) => Err(error.into()),
-            decision => Ok(decision.value().map(|loaded| loaded.value)),
-        }
+        self.core.read(&key, &name, &options.rules).await.found(&self.core.counters)
     }
 
     /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
@@ -256,8 +254,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
     ///
-    /// A later caller of a load does not read the cache: it loads for itself without a lease, and
-    /// gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry still work.
+    /// A later caller of a load does not ask the backend. It is served the copy of the [local
+    /// tier](Builder::local), while that may be served. Otherwise it loads for itself without a
+    /// lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry
+    /// still work.
     /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
     /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. A [`Load`] that its
     /// caller still holds is waited for no longer. Refreshes in the background are cancelled at

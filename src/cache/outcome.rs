@@ -50,6 +50,11 @@ impl Record {
         Self { fence, stored, fresh }
     }
 
+    /// Returns the record of an entry that only this process has.
+    pub(super) fn unstored(entry: &Entry) -> Self {
+        Self { fence: None, fresh: None, ..Self::of(entry) }
+    }
+
     /// Returns the record of an entry whose load ended at this time. It has no time to live if it
     /// is not stored.
     pub(super) fn written(fence: u64, entry: &Entry, ended: Instant, is_stored: bool) -> Self {

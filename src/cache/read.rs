@@ -24,8 +24,9 @@ use super::{
 };
 use crate::{
     backend::{Entry, EntryKind, Windows},
-    error::{BackendError, BackendErrorKind, BoxError, Chain},
+    error::{BackendError, BackendErrorKind, BoxError, Chain, Error},
     key::{Key, Name},
+    observe::Counters,
 };
 
 pub(super) type Answered = Result<Option<Entry>, BackendError>;
@@ -57,6 +58,18 @@ impl<V> Decision<V> {
         }
     }
 
+    /// Returns the value that is served, for a caller that loads none, and counts the caller.
+    pub(super) fn found(self, counters: &Counters) -> Result<Option<V>, Error> {
+        match self {
+            Self::Unanswered(error) => Err(error.into()),
+            Self::Served(loaded, _) => {
+                counters.served(loaded.source);
+                Ok(Some(loaded.value))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Returns the value that is served, also one that is kept for failures only.
     pub(super) fn value_or_fallback(self) -> Option<Loaded<V>>
     where
@@ -80,7 +93,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             name.map_or(window, |name| self.refreshes.delay(&name, fence, window))
         };
         let row = copies.get(tier, key, &options.rules, delay)?;
-        if row.entry.fence < options.least_fence {
+        if row.entry.fence < options.rules.least_fence {
             return None;
         }
         self.meter.sample_local_age(|| row.asked.elapsed());
@@ -201,14 +214,19 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let (value, fence) = (row.value.clone(), entry.fence);
+        let fence = entry.fence;
+        if fence < rules.least_fence {
+            return None;
+        }
+        let record = match row.outage {
+            None => Record::of(&entry),
+            Some(_) => Record::unstored(&entry),
+        };
+        let loaded = Loaded { value: row.value.clone(), source: Source::Degraded, record };
         let delay = |window| self.refreshes.delay(name, fence, window);
-        let source = Source::Degraded;
         Some(match freshness::decide(&entry, rules, delay) {
-            Window::OnError | Window::Over => {
-                Decision::Old(Previous::new(&entry, rules, value, source))
-            }
-            _ => Decision::Served(Loaded { value, source, record: Record::of(&entry) }, None),
+            Window::OnError | Window::Over => Decision::Old(Previous::new(&entry, rules, loaded)),
+            _ => Decision::Served(loaded, None),
         })
     }
 
@@ -266,7 +284,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let is_stale = matches!(window, Window::Stale | Window::Deferred);
         let source = if is_stale { Source::Stale } else { Source::Hit };
         let loaded = |value| Loaded { value, source, record: Record::of(entry) };
-        let previous = |value| Previous::new(entry, rules, value, Source::Stale);
+        let previous = |value| {
+            let record = Record::of(entry);
+            Previous::new(entry, rules, Loaded { value, source: Source::Stale, record })
+        };
         match window {
             Window::Fresh | Window::Deferred => Decision::Served(loaded(value), None),
             Window::Early | Window::Stale => {
@@ -277,7 +298,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
-    fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
+    pub(super) fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
         let is_own = entry.tag == self.tag;
         let decode = AssertUnwindSafe(|| self.codec.decode(self.take_payload(entry)));
         let decoded = match is_own {

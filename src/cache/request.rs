@@ -10,14 +10,13 @@ use super::{
     Lead, Loaded,
     core::Core,
     freshness::Rules,
-    lead::Keeping,
     loader::{self, Produced, Work},
     outcome::{Alone, FlightResult, Outcome, cut_off, ended, result},
     run::{Begun, Run, RunStart},
-    settings::{OnUncacheable, Options, Sharing},
+    settings::{OnUncacheable, Options, OwnWindows, Sharing},
 };
 use crate::{
-    backend::{Edit, Tagged, Windows},
+    backend::{Edit, EntryKind, Tagged, Windows},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::Key,
@@ -68,15 +67,15 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let name = core.name(&key)?;
         let tagged = core.begin_tags(&options).await;
         let (value, entry) = core.entry(value, Duration::ZERO, tagged)?;
-        let sets_times = options.windows != core.settings.options.windows;
-        let windows =
-            core.windows(&options, (!sets_times).then_some(&value), &Keeping::default()).in_range();
+        let windows = core.windows(&options, Some(&value), &options.keeping()).in_range();
         let put = Edit::Put(entry.with_windows(windows), windows.kept());
         core.edit(&key, &name, &put).await
     }
 
     /// Starts the windows of the stored value anew, with the settings of this request, such as when
-    /// a write has not changed it. The value of a load that is under way is not stored.
+    /// a write has not changed it. A [negative](super::Builder::negative_ttl) value keeps its own
+    /// time to live, unless this request sets one. The value of a load that is under way is not
+    /// stored.
     ///
     /// Returns false if there is no value, or if it was [expired](super::Cache::expire). An expired
     /// value is not revived, because the caller may not know of the expiry.
@@ -91,17 +90,25 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, options } = self;
         let name = core.name(&key)?;
-        let windows = core.windows(&options, None, &Keeping::default());
         // Also if there is nothing to touch.
         let _changed = core.changing(&key);
-        // The end of a tag may be forgotten before the windows would end.
-        if core.tags.is_on {
+        let mut value = None;
+        // The end of a tag may be forgotten before the windows would end. A value that says that
+        // there is none has a life of its own.
+        if core.tags.is_on || core.is_negative.is_some() {
             let mut stored = core.in_time(core.store.get(&name)).await;
             core.judge(&key, &mut stored).await;
-            if stored?.is_none_or(|entry| entry.has_ended()) {
+            let Some(mut entry) = stored?.filter(|entry| !entry.has_ended()) else {
                 return Ok(false);
+            };
+            if core.is_negative.is_some() && entry.kind == EntryKind::Value {
+                value = core.decoded(&name, &mut entry);
+                if value.is_none() {
+                    return Ok(false);
+                }
             }
         }
+        let windows = core.windows(&options, value.as_ref(), &options.keeping());
         Ok(core.edit(&key, &name, &Edit::Touch(windows)).await? > 0)
     }
 
@@ -234,7 +241,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let Options { sharing, rules, .. } = &*options;
-            let (takes_heads, accepted) = (sharing.takes_heads, (rules.stale, rules.error));
+            let (takes_heads, accepted) = (sharing.takes_heads, rules.accepted());
             let patience = |limit| Box::new((after(Instant::now(), limit), *rules));
             let patience = options.serve_stale_after.map(patience);
             // Nothing but what the caller needs lives across the wait, so that its future is small.
@@ -279,7 +286,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets how long the value is fresh, if this caller is the one that loads it. Zero is 1 ms at
     /// most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options_mut().windows.fresh = ttl;
+        let options = self.options_mut();
+        options.windows.fresh = ttl;
+        options.own.fresh = Some(ttl);
         self
     }
 
@@ -294,8 +303,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// stale](crate::cache::Builder::stale_while_revalidate), if this caller is the one that loads
     /// it. The limit also applies to a value that is already stored. Zero asks for a fresh value.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.options_mut().windows.stale = window;
-        self.options_mut().rules.stale = window;
+        let options = self.options_mut();
+        options.windows.stale = window;
+        options.own.stale = Some(window);
+        options.rules.stale = window;
         self
     }
 
@@ -303,8 +314,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// this caller is the one that loads it. The limit also applies to a value that is already
     /// stored.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.options_mut().windows.error = window;
-        self.options_mut().rules.error = window;
+        let options = self.options_mut();
+        options.windows.error = window;
+        options.own.error = Some(window);
+        options.rules.error = window;
         self
     }
 
@@ -325,7 +338,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// was read.
     pub(crate) fn kept(mut self, windows: Windows, tagged: Tagged) -> Self {
         let options = self.options_mut();
-        (options.windows, options.tagged) = (windows, tagged);
+        let Windows { fresh, stale, error } = windows;
+        options.windows = windows;
+        options.own = OwnWindows { fresh: Some(fresh), stale: Some(stale), error: Some(error) };
+        options.tagged = tagged;
         self
     }
 
@@ -337,11 +353,18 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Accepts no copy of the [local tier](crate::cache::Builder::local) with a smaller
-    /// [fence](crate::cache::Loaded::fence) than this, which an act of any process has returned. So
-    /// a process reads at once what another one has written.
+    /// Accepts nothing of this process that may be older than this
+    /// [fence](crate::cache::Loaded::fence), which an act of any process has returned: neither a
+    /// copy of the [local tier](crate::cache::Builder::local), nor a value that is
+    /// [remembered](crate::cache::Builder::outage_memory) in an outage, nor a load that other
+    /// callers share. So a process reads at once what another one has written.
+    ///
+    /// While the backend is away, the value is loaded anew. Callers with the same fence share a
+    /// load. Fences follow the clock of the server. After that clock went back, a copy with a
+    /// greater fence may be older, and is served for up to its
+    /// [`max_age`](crate::cache::LocalTier::max_age).
     pub fn not_older_than(mut self, fence: u64) -> Self {
-        self.options_mut().least_fence = fence;
+        self.options_mut().rules.least_fence = fence;
         self
     }
 

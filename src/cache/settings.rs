@@ -4,8 +4,9 @@ use std::{fmt, ops::RangeBounds, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{freshness::Rules, member::Member};
+use super::{EarlyRefresh, freshness::Rules, lead::Keeping, member::Member};
 use crate::{
+    advice,
     backend::{Tagged, Windows},
     error::{Error, ErrorKind},
     flight::Limits,
@@ -15,6 +16,8 @@ use crate::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
+/// With less, no copy would be kept, because a copy takes a quarter at most.
+const LEAST_WEIGHT: usize = 2 << 10;
 /// How far a tier may be behind at most, in all versions of this crate.
 pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 
@@ -22,20 +25,44 @@ pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) windows: Windows,
+    /// The windows that the request has set, in place of those of its cache.
+    pub(super) own: OwnWindows,
     pub(super) rules: Rules,
     pub(super) serve_stale_after: Option<Duration>,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
     /// Set if the key is one of many that a call asks for.
     pub(super) batch: Option<Arc<Member>>,
-    /// The least fence of a copy that is good enough.
-    pub(super) least_fence: u64,
     /// The tags that the caller gives the value. Their number is from before the value was read, or
     /// 0 if it is not known.
     pub(super) tagged: Tagged,
 }
 
+/// The windows that a request has set.
+#[derive(Clone, Copy, Default)]
+pub(super) struct OwnWindows {
+    pub(super) fresh: Option<Duration>,
+    pub(super) stale: Option<Duration>,
+    pub(super) error: Option<Duration>,
+}
+
 impl Options {
+    /// Returns how a value is kept that the request stores without a load.
+    ///
+    /// The windows in which a value is stale also say what the request accepts. So they say how a
+    /// value is kept only beside a time to live.
+    pub(super) fn keeping(&self) -> Keeping {
+        if self.own.fresh.is_none() {
+            return Keeping::default();
+        }
+        Keeping {
+            ttl: self.own.fresh,
+            stale_while_revalidate: self.own.stale,
+            stale_if_error: self.own.error,
+            ..Keeping::default()
+        }
+    }
+
     /// Notes that another load is waited for.
     pub(super) fn will_wait(&self) {
         self.batch.iter().for_each(|member| member.decided());
@@ -108,6 +135,8 @@ pub(crate) struct Settings {
     /// By default, it depends on the backend.
     pub(super) outage_memory: Option<usize>,
     pub(super) local: Option<LocalTier>,
+    /// The limit of values of a cache for one process.
+    pub(super) in_process: Option<usize>,
     pub(crate) has_tags: bool,
 }
 
@@ -115,12 +144,12 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             windows: Windows::fresh(Duration::from_secs(60)),
+            own: OwnWindows::default(),
             rules: Rules::ALL,
             serve_stale_after: None,
             wait_limit: Duration::from_secs(30),
             sharing: Sharing::default(),
             batch: None,
-            least_fence: 0,
             tagged: Tagged::default(),
         }
     }
@@ -144,12 +173,33 @@ impl Default for Settings {
             cancels_abandoned: false,
             outage_memory: None,
             local: None,
+            in_process: None,
             has_tags: false,
         }
     }
 }
 
 impl Settings {
+    /// Warns of settings that do not what they seem to.
+    pub(super) fn advise(&self, is_shared: bool) {
+        let Options { windows, rules, serve_stale_after, .. } = &*self.options;
+        let half = windows.fresh / 2;
+        let is_too_early = match rules.early {
+            EarlyRefresh::Off => false,
+            EarlyRefresh::Within(time) => time > half,
+            EarlyRefresh::LastPart(part) => part > 0.5,
+        };
+        if is_too_early {
+            advice::too_early(&self.namespace, windows.fresh);
+        }
+        if self.local.is_some() && !is_shared {
+            advice::tier_in_process(&self.namespace);
+        }
+        if serve_stale_after.is_some() && windows.error.is_zero() {
+            advice::nothing_stands_in(&self.namespace);
+        }
+    }
+
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
         in_range("ttl", self.options.windows.fresh, MILLISECOND..)?;
@@ -157,6 +207,12 @@ impl Settings {
         in_range("negative_ttl", self.negative_ttl, MILLISECOND..)?;
         in_range("lease", self.lease, 20 * MILLISECOND..=DAY)?;
         in_range("load_limit", self.load_limit, MILLISECOND..)?;
+        if let EarlyRefresh::LastPart(part) = self.options.rules.early {
+            in_range("early_refresh", part, 0.0..=1.0)?;
+        }
+        if let Some(values) = self.in_process {
+            in_range("in_process", values, 1..)?;
+        }
         in_range("max_loads", self.max_loads, 1..=Semaphore::MAX_PERMITS)?;
         in_range("max_waiters", self.max_waiters.in_all, 1..)?;
         in_range("max_waiters_per_key", self.max_waiters.per_flight, 1..)?;
@@ -184,8 +240,8 @@ impl Default for LocalTier {
 
 impl LocalTier {
     /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 470 bytes for each. A copy that takes much of it is not kept. What the tier notes of
-    /// changes takes 0.25 MiB more.
+    /// and 470 bytes for each; at least 2 KiB. A copy that takes more than a quarter of it is not
+    /// kept. What the tier notes of changes takes 0.25 MiB more.
     pub fn weight(bytes: usize) -> Self {
         let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
         Self { weight: bytes, max_age, max_staleness }
@@ -210,7 +266,7 @@ impl LocalTier {
     }
 
     fn check(&self) -> Result<(), Error> {
-        in_range("local.weight", self.weight, 1..)?;
+        in_range("local.weight", self.weight, LEAST_WEIGHT..)?;
         in_range("local.max_age", self.max_age, MILLISECOND..)?;
         let staleness = 100 * MILLISECOND..=GREATEST_STALENESS;
         in_range("local.max_staleness", self.max_staleness, staleness)

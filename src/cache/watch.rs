@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Cache, Loaded,
+    Cache, Loaded, Source,
     core::Core,
     local::{Fill, Order, WatchedOrder},
     settings::GREATEST_STALENESS,
@@ -36,6 +36,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// tier](super::Builder::local) is told, and the acts of this cache. In a cluster only
     /// the latter are. The end of a value's life is not told: keep no value for longer than it
     /// [expires in](Loaded::expires_in).
+    ///
+    /// Fences follow the clock of the server. After that clock went back, a newer value may have a
+    /// smaller fence than an older one, and the older one may be kept. So bound how long your cache
+    /// keeps a value, as [`max_age`](super::LocalTier::max_age) does for a local tier.
     ///
     /// The listener runs where changes are received, one call at a time for a key. So it must be
     /// fast, and must not wait. It must not call this watch.
@@ -70,16 +74,19 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     /// told while it runs. Returns whether it ran.
     ///
     /// It does not run until changes of the key are heard: soon after the first ticket. Nor does it
-    /// for a value that is not stored, of whose changes nothing is told.
+    /// run for a value that is not stored, because no change of such a value is told. A
+    /// [`Degraded`](Source::Degraded) value may be older than a change that was told before the
+    /// ticket, so it does not run for one either.
     pub fn insert_if_current(
         &self,
         ticket: &Ticket,
         loaded: &Loaded<V>,
         insert: impl FnOnce(),
     ) -> bool {
-        let Some(fence) = loaded.fence().filter(|_| loaded.expires_in().is_some()) else {
+        if loaded.source == Source::Degraded || loaded.expires_in().is_none() {
             return false;
-        };
+        }
+        let Some(fence) = loaded.fence() else { return false };
         ticket.0.is_some_and(|fill| self.watched.order.keep(fill, fence, insert))
     }
 

@@ -67,9 +67,16 @@ pub(crate) struct Limits {
     pub(crate) in_all: usize,
 }
 
-/// The longest stale window and the longest error window that a caller accepts. Callers that differ
-/// in them have flights of their own, because one of them would wait where the other does not.
-pub(crate) type Accepted = (Duration, Duration);
+/// The values that a caller accepts. Callers that differ in it have flights of their own, because
+/// one of them would wait where the other does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Accepted {
+    /// The longest stale window, and the longest error window.
+    pub(crate) stale: Duration,
+    pub(crate) error: Duration,
+    /// The least fence. A load that began before its caller was told of it may be older.
+    pub(crate) least_fence: u64,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {

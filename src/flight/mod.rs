@@ -24,5 +24,7 @@ mod wakers;
 
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id},
+    flight::{
+        Accepted, Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id,
+    },
 };

@@ -1,6 +1,6 @@
 //! The way from a claim to a stored entry.
 
-use bellwether::backend::EntryKind;
+use bellwether::backend::{EntryKind, Windows};
 
 use crate::harness::*;
 
@@ -100,6 +100,27 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     let burnt = invalidated(&backend, &name).await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+/// The waiter of another process was told that the value has a time to live.
+pub async fn an_entry_that_is_not_stored_is_pushed_without_windows<H: FullHarness>(h: &H) {
+    let (backend, name) = h.one();
+    let mut changes = listen(&backend, &name).await;
+    for is_stored in [false, true] {
+        let claim = claim(&name);
+        let grant = begun(&backend, &claim).await;
+        let kept = value("v").with_windows(Windows::fresh(TTL).stale(TTL));
+        let outcome = backend.commit(&claim, &grant, &kept, is_stored.then_some(TTL)).await;
+        let Change::Entry(pushed) = next(&mut changes).await else {
+            panic!("no entry: {is_stored}")
+        };
+        let (expected, windows) = match is_stored {
+            true => (Committed::Stored, kept.windows),
+            false => (Committed::Pushed, None),
+        };
+        assert_eq!((outcome.unwrap(), pushed.windows), (expected, windows));
+        assert_eq!((pushed.fence, pushed.payload), (grant.fence(), kept.payload));
+    }
 }
 
 pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: FullHarness>(h: &H) {

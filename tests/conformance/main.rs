@@ -168,6 +168,7 @@ rules! {
             a_commit_sent_twice_does_not_restore_an_ended_entry,
             a_commit_sent_twice_does_not_end_the_next_lease,
             a_hand_over_sent_twice_hands_over_once,
+            an_entry_that_is_not_stored_is_pushed_without_windows,
             a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it,
             a_commit_of_a_lost_lease_is_refused_after_another_claim,
             a_commit_after_its_fence_is_forgotten_is_refused,

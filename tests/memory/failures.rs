@@ -2,7 +2,7 @@
 //!
 //! Caches over one memory backend stand for processes. Time is paused.
 
-use bellwether::cache::Json;
+use bellwether::{backend::Windows, cache::Json};
 
 use crate::{origin::*, prelude::*};
 
@@ -357,6 +357,60 @@ async fn a_failure_without_an_answer_backs_off_once() {
         // It is the second one, whether the backend knows of the first or not.
         let wait = origin.load(&cache).await.unwrap_err().retry_after().unwrap();
         assert!(wait <= 2 * FIRST && origin.asked() == 2, "{fault:?}: {wait:?}");
+    }
+}
+
+/// A setting of a request that equals the default of its cache is a setting. One that is about old
+/// values only says nothing of how long a negative value is kept.
+#[tokio::test(start_paused = true)]
+async fn a_request_keeps_a_negative_value_for_the_time_that_it_sets() {
+    let none_ttl = TTL / 10;
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new(), "bellwether");
+    let builder = builder.ttl(TTL).stale_while_revalidate(ERROR);
+    let cache = builder.negative_ttl(none_ttl, Option::is_none).build().unwrap();
+    let windows = async |key: &str| cache.explain(key).await.unwrap().entry.unwrap().windows;
+    let request = || cache.request("k");
+    for (request, expected) in [
+        (request(), Windows::fresh(none_ttl)),
+        (request().ttl(TTL), Windows::fresh(TTL)),
+        (request().ttl(2 * TTL), Windows::fresh(2 * TTL)),
+        (request().stale_while_revalidate(2 * ERROR), Windows::fresh(none_ttl)),
+        (request().stale_if_error(2 * ERROR), Windows::fresh(none_ttl)),
+        (request().ttl(TTL).stale_while_revalidate(ERROR), Windows::fresh(TTL).stale(ERROR)),
+        (request().ttl(TTL).stale_if_error(ERROR), Windows::fresh(TTL).error(ERROR)),
+    ] {
+        request.insert(&None).await.unwrap();
+        assert_eq!(windows("k").await, Some(expected));
+    }
+    request().ttl(2 * TTL).insert(&Some(1)).await.unwrap();
+    assert_eq!(windows("k").await, Some(Windows::fresh(2 * TTL).stale(ERROR)));
+}
+
+/// "Not found" was kept for ever by a sliding expiry, and served stale.
+#[tokio::test(start_paused = true)]
+async fn a_negative_value_that_is_touched_stays_negative() {
+    let none_ttl = TTL / 10;
+    for has_tags in [false, true] {
+        let builder = Cache::<Option<usize>>::builder(MemoryBackend::new(), "bellwether");
+        let builder = builder.ttl(TTL).stale_while_revalidate(ERROR);
+        let builder = if has_tags { builder.tags() } else { builder };
+        let cache = builder.negative_ttl(none_ttl, Option::is_none).build().unwrap();
+        let windows = async |key: &str| cache.explain(key).await.unwrap().entry.unwrap().windows;
+        let load = cache.get_or_load("none", value(None));
+        assert_eq!(load.await.unwrap(), None);
+        sleep(none_ttl / 2).await;
+        assert!(cache.request("none").touch().await.unwrap());
+        assert_eq!(windows("none").await, Some(Windows::fresh(none_ttl)));
+        sleep(none_ttl).await;
+        assert!(!cache.request("none").touch().await.unwrap());
+        assert_eq!(cache.get("none").await.unwrap(), None);
+        // The caller may ask for another time.
+        cache.insert("none", &None).await.unwrap();
+        assert!(cache.request("none").ttl(TTL).touch().await.unwrap());
+        assert_eq!(windows("none").await, Some(Windows::fresh(TTL)));
+        cache.insert("some", &Some(1)).await.unwrap();
+        assert!(cache.request("some").touch().await.unwrap());
+        assert_eq!(windows("some").await, Some(Windows::fresh(TTL).stale(ERROR)));
     }
 }
 

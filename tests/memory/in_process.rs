@@ -65,3 +65,13 @@ async fn so_many_values_are_kept_and_no_more() {
     drop(cache);
     assert_eq!(living.load(Ordering::SeqCst), 0);
 }
+
+#[tokio::test]
+async fn a_cache_of_no_values_is_refused() {
+    let error = Cache::<u64>::in_process(0).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+    assert!(error.to_string().contains("`in_process` is 0"), "{error}");
+    let cache = Cache::<u64>::in_process(1).build().unwrap();
+    cache.insert("k", &1).await.unwrap();
+    assert_eq!(cache.get("k").await.unwrap(), Some(1));
+}

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bellwether::{
     RedisBackend,
+    cache::LocalTier,
     error::{BackendError, BackendErrorKind},
     lock::Mutex as Lock,
 };
@@ -257,4 +258,41 @@ fn an_error_reads_as_its_chain_where_main_returns_it() {
     for kind in ["Unavailable", "Refused", "Foreign", "Unreplicated"] {
         assert!(!format!("{error:?}").contains(kind));
     }
+}
+
+/// Settings that are accepted, and do not what they seem to do.
+#[test]
+fn settings_that_mislead_are_advised_against() {
+    let (lines, _collecting) = collect();
+    let shared = || RedisBackend::open("redis://127.0.0.1/").unwrap();
+    let local = || Cache::<u64>::builder(MemoryBackend::new(), "misleading").ttl(5 * SECOND);
+    let remote = || Cache::<u64>::builder(shared(), "misleading").ttl(5 * SECOND);
+    let halves = [EarlyRefresh::Within(2500 * MS), EarlyRefresh::LastPart(0.5)];
+    let wholes = [EarlyRefresh::Within(10 * SECOND), EarlyRefresh::LastPart(0.6)];
+    let patient = || remote().serve_stale_after(SECOND);
+    let mut told = 0;
+    for (builder, advised) in [
+        (remote().early_refresh(halves[0]), None),
+        (remote().early_refresh(halves[1]), None),
+        (remote().early_refresh(wholes[0]), Some("`early_refresh`")),
+        (remote().early_refresh(wholes[1]), Some("`early_refresh`")),
+        (remote().local(LocalTier::default()), None),
+        (local().local(LocalTier::default()), Some("`local`")),
+        (patient().stale_if_error(SECOND), None),
+        (patient(), Some("`serve_stale_after`")),
+    ] {
+        builder.build().unwrap();
+        told += usize::from(advised.is_some());
+        let logged = lines.with("namespace=\"misleading\"");
+        assert_eq!(logged.len(), told, "{logged:?}");
+        let last = logged.last().map(String::as_str).unwrap_or_default();
+        assert!(last.contains(advised.unwrap_or_default()), "{last}");
+        assert!(last.is_empty() || last.contains("target=bellwether::advice"), "{last}");
+    }
+    let http = bellwether::http_cache(MemoryBackend::new(), "misleading").build().unwrap();
+    let layer = bellwether::BellwetherLayer::http(http).vary_by_header("x-tenant");
+    assert_eq!(lines.with("`vary_by_header`").len(), 0);
+    let _ = layer.vary_by_header("not a header!");
+    let logged = lines.with("`vary_by_header`");
+    assert!(logged.len() == 1 && logged[0].contains("not a header!"), "{logged:?}");
 }

@@ -505,3 +505,37 @@ async fn one_silence_for_many_keys_is_one_failure() {
     let loaded = cache.request("k").load(value(1)).await.unwrap();
     assert_eq!(loaded.source(), Source::Led);
 }
+
+/// Other tasks keep the threads busy for longer than a call waits for its keys.
+#[test]
+fn each_call_loads_once_on_a_starved_runtime() {
+    for is_remote in [false, true] {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(async {
+            let faulty = Faulty::new(|_| None);
+            let cache = if is_remote { cache(faulty) } else { cache(faulty.inner.clone()) };
+            let mut hogs = JoinSet::new();
+            for _ in 0..8 {
+                hogs.spawn(async {
+                    loop {
+                        std::thread::sleep(20 * MS);
+                        tokio::task::yield_now().await;
+                    }
+                });
+            }
+            let calls = Calls::default();
+            let asked = (0..50).map(|call| {
+                let ids = (0..10).map(move |id| 10 * call + id);
+                spawn(cache.get_or_load_many(ids, key, calls.loader(Duration::ZERO)))
+            });
+            let asked: Vec<_> = asked.collect();
+            for answers in all(asked).await {
+                values(answers);
+            }
+            let calls = calls.take().len();
+            println!("remote: {is_remote}: {calls}");
+            assert!(calls == 50, "remote: {is_remote}: {calls}");
+        });
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! Time is paused. The origin numbers its answers, so a value tells which load made it.
 
+use bellwether::cache::Begun;
 use tokio::time::advance;
 
 use crate::{
@@ -445,4 +446,87 @@ async fn a_loader_is_given_the_value_that_was_seen() {
     assert_eq!((loaded.value, loaded.source()), (1, Source::Degraded));
     assert_eq!(scene.ask("k").await, (1, Source::Degraded));
     assert_eq!(scene.loads(), 1);
+}
+
+/// The value that the process remembers has a smaller fence than the write that the caller was told
+/// of. A value that was loaded for a caller with the same fence is as new as that write.
+#[tokio::test(start_paused = true)]
+async fn nothing_that_is_remembered_is_older_than_a_fence() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        for is_late in [false, true] {
+            let scene = Scene::with(stale);
+            assert_eq!(scene.ask("k").await, (1, Source::Led));
+            if is_late {
+                advance(TTL).await;
+            }
+            scene.leave(fault);
+            let fence = other(&scene).insert("k", &50).await.unwrap();
+            assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+            let newer = || scene.cache.request("k").not_older_than(fence);
+            for _ in 0..2 {
+                let loaded = newer().load(scene.origin.loader()).await.unwrap();
+                assert_eq!(served(&loaded), (2, Source::Degraded), "{fault:?}, {is_late}");
+            }
+            assert_eq!(scene.ask("k").await, (2, Source::Degraded));
+        }
+    }
+}
+
+/// The old value stands in for a failed load, and for one that is too slow. Neither may do so for a
+/// caller that knows of a newer write.
+#[tokio::test(start_paused = true)]
+async fn no_value_that_is_older_than_a_fence_stands_in_for_a_load() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let scene = impatient(LOAD / 2, fault, false).await;
+        let fence = other(&scene).insert("k", &50).await.unwrap();
+        let newer = || scene.cache.request("k").not_older_than(fence);
+        let failed = newer().load(fails("the origin is down")).await;
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Load, "{fault:?}");
+        let slow = newer().load(scene.origin.loader()).await.unwrap();
+        assert_eq!(served(&slow), (2, Source::Degraded), "{fault:?}");
+    }
+}
+
+/// A load that began before the write may be under way when the caller asks.
+#[tokio::test(start_paused = true)]
+async fn no_load_from_before_a_fence_answers_its_caller() {
+    let scene = Scene::with(stale);
+    scene.leave(Fault::Refuse);
+    let theirs = scene.clone();
+    let before = spawn(async move { theirs.ask("k").await });
+    while scene.loads() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let fence = other(&scene).insert("k", &50).await.unwrap();
+    let request = scene.cache.request("k").not_older_than(fence);
+    let loaded = request.load(scene.origin.loader()).await.unwrap();
+    assert_eq!(served(&loaded), (2, Source::Degraded));
+    assert_eq!(before.await.unwrap(), (1, Source::Degraded));
+}
+
+/// A caller that begins a load by hand is given no older value either.
+#[tokio::test(start_paused = true)]
+async fn a_load_begun_by_hand_is_not_older_than_a_fence() {
+    let scene = Scene::with(stale);
+    assert_eq!(scene.ask("k").await, (1, Source::Led));
+    scene.leave(Fault::Refuse);
+    let fence = other(&scene).insert("k", &50).await.unwrap();
+    let begun = scene.cache.request("k").not_older_than(fence).begin().await.unwrap();
+    assert!(matches!(begun, Begun::Alone), "{begun:?}");
+    let begun = scene.cache.request("k").begin().await.unwrap();
+    assert!(matches!(begun, Begun::Ready(_)), "{begun:?}");
+}
+
+/// A value that was loaded in an outage is not stored, and has no fence of its own.
+#[tokio::test(start_paused = true)]
+async fn a_value_of_an_outage_says_that_it_is_not_stored() {
+    let scene = Scene::with(|builder| builder.stale_if_error(TTL));
+    assert_eq!(scene.ask("k").await, (1, Source::Led));
+    advance(TTL).await;
+    scene.leave(Fault::Refuse);
+    for _ in 0..2 {
+        let loaded = scene.cache.request("k").load(scene.origin.loader()).await.unwrap();
+        assert_eq!(served(&loaded), (2, Source::Degraded));
+        assert_eq!((loaded.fence(), loaded.expires_in()), (None, None));
+    }
 }

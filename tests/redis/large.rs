@@ -191,6 +191,8 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_store() {
         assert!(load.await.unwrap().value == loaded);
         let waited = timeout(LIMIT, wait).await.unwrap().unwrap();
         assert_eq!(waited.source(), Source::Received, "full: {is_full}");
+        // No change is told of a value that is not stored.
+        assert_eq!(waited.expires_in().is_none(), is_full);
         assert!(waited.value == loaded);
     }
 }

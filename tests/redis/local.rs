@@ -329,3 +329,29 @@ async fn a_tier_leaves_nothing_behind() {
     drop(here);
     assert!(comes_true(LIMIT, async || raw.all_channels().await.is_empty()).await, "some stay");
 }
+
+/// The task of the beats began in a runtime that has ended, and the connections live in another. No
+/// name is new, so nothing began the beats anew, and each copy lived for the staleness only.
+#[test]
+fn the_beats_outlive_the_runtime_in_which_they_began() {
+    let runtime = || {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime.worker_threads(1).enable_all().build().unwrap()
+    };
+    let (staying, ending) = (runtime(), runtime());
+    let server = staying.block_on(RedisServer::start());
+    let cache = open(server.url());
+    // It connects, and hears nothing yet.
+    assert_eq!(staying.block_on(cache.get("k")).unwrap(), None);
+    staying.block_on(cache.insert("k", &1)).unwrap();
+    ending.block_on(warm(&cache, "k"));
+    drop(ending);
+    staying.block_on(async {
+        let outlives = async || {
+            assert_eq!(cache.get("k").await.unwrap(), Some(1));
+            sleep(2 * STALENESS).await;
+            cache.get_local("k").is_some()
+        };
+        assert!(comes_true(LIMIT, outlives).await, "the beats do not begin anew");
+    });
+}

@@ -68,10 +68,13 @@ fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
     let (none, second) = ([""; 0], Duration::from_secs(1));
     let (builder, one) = (RedisBackend::builder, || RedisBackend::builder().server(URL));
     for (builder, said) in [
-        (builder(), "call `server`, `sentinels` or `cluster`"),
+        (builder(), "call one of `server`, `sentinels` and `cluster`"),
+        (one().cluster([URL]), "more than one place of servers"),
+        (one().sentinels([URL], "m"), "more than one place of servers"),
+        (builder().cluster([URL]).sentinels([URL], "m"), "more than one place of servers"),
         (builder().server("http://user:secret@host"), "`http:`"),
         (builder().server("redis://user:secret@host:port"), "`redis:`"),
-        (builder().server("user:secret@host"), "`:`"),
+        (builder().server("user:secret@host"), "has no scheme"),
         (builder().server("rediss://user:secret@host#insecure"), "name the file of your CA"),
         (one().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
         (one().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),

@@ -73,11 +73,17 @@ impl Store for MemoryBackend {
             data.end(claim);
             data.failures.remove(&name.prefix);
             let entry = Entry { fence, stored_at: data.clock(), ..entry.clone() };
-            data.push(name, Change::Entry(entry.clone()));
-            match ttl {
-                Some(ttl) if data.store(name, entry, after(data.now, ttl)) => Committed::Stored,
-                _ => Committed::Pushed,
+            let is_stored = match ttl {
+                Some(ttl) => data.store(name, entry.clone(), after(data.now, ttl)),
+                None => false,
+            };
+            if is_stored {
+                data.push(name, Change::Entry(entry));
+                return Committed::Stored;
             }
+            // Nothing is told of a later change, so the entry has no windows.
+            data.push(name, Change::Entry(Entry { windows: None, ..entry }));
+            Committed::Pushed
         }))
     }
 

@@ -24,7 +24,7 @@ use crate::{
 /// Configures a [`RedisBackend`].
 ///
 /// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
-/// is needed, and the last call counts. Everything else has a default. The page
+/// is needed, and no second one. Everything else has a default. The page
 /// [`failover`](super::failover) tells what a failover to another server may lose.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
@@ -45,8 +45,9 @@ impl RedisBackendBuilder {
     /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
     /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
     /// installed another one.
-    pub fn server(self, url: impl Into<String>) -> Self {
-        self.at(|config| config.server = Some(Secret(url.into())))
+    pub fn server(mut self, url: impl Into<String>) -> Self {
+        self.config.server = Some(Secret(url.into()));
+        self
     }
 
     /// Connects to the master that sentinels watch.
@@ -57,14 +58,13 @@ impl RedisBackendBuilder {
     /// a database: `redis://shop:secret@mymaster/3`. With `rediss://`, the certificate of the
     /// master must have the name or the address that the sentinels announce.
     pub fn sentinels<U: AsRef<str>>(
-        self,
+        mut self,
         urls: impl IntoIterator<Item = U>,
         master: impl Into<String>,
     ) -> Self {
-        self.at(|config| {
-            config.sentinels = Some(owned(urls));
-            config.master = Some(Secret(master.into()));
-        })
+        self.config.sentinels = Some(owned(urls));
+        self.config.master = Some(Secret(master.into()));
+        self
     }
 
     /// Connects to a Redis Cluster, best of version 7 or later.
@@ -76,16 +76,9 @@ impl RedisBackendBuilder {
     /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
     /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
     /// and are then [refused](crate::error::BackendErrorKind::Refused).
-    pub fn cluster<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.at(|config| config.cluster = Some(owned(urls)))
-    }
-
-    /// Sets where the servers are. The last call counts.
-    fn at(self, set: impl FnOnce(&mut RedisConfig)) -> Self {
-        let (server, sentinels, master, cluster) = Default::default();
-        let mut config = RedisConfig { server, sentinels, master, cluster, ..self.config };
-        set(&mut config);
-        Self { config, ..self }
+    pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.config.cluster = Some(owned(urls));
+        self
     }
 
     /// Sets how long the connection may be silent while a command is under way.
@@ -197,7 +190,8 @@ impl RedisBackendBuilder {
     ///
     /// [`ErrorKind::InvalidConfig`] if
     ///
-    /// - no server was given;
+    /// - no server was given, or more than one of [`server`](Self::server),
+    ///   [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster);
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.

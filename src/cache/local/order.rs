@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     backend::{Store, Tap, stripe_of},
-    cache::tags::Tags,
+    cache::{settings::GREATEST_STALENESS, tags::Tags},
     key::{Key, Name, Namespace, key_of},
     sync::{lock, read},
 };
@@ -97,6 +97,10 @@ impl Order {
     ) -> Fill {
         let fill = self.mark(name, now);
         if fill.is_heard {
+            // The task that proves it may have ended with its runtime. The store begins it anew.
+            if now.saturating_duration_since(self.complete_until()) > GREATEST_STALENESS {
+                store.hears(name, true);
+            }
             return fill;
         }
         let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);

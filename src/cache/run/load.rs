@@ -440,8 +440,10 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let lasts = |outage: &Outage| is_kept && self.shard.breaker.outage() == Some(*outage);
         let copies = self.core.copies.as_ref().zip(begun.mark);
         if let Some((outage, (copies, mark))) = outage.filter(lasts).zip(copies) {
-            // It replaces the stored one.
-            let fence = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
+            // The value replaces the stored one, and its load began after its callers were told of
+            // their fence.
+            let replaced = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
+            let fence = replaced.max(self.options.rules.least_fence);
             let mut entry = entry.with_fence(fence);
             let size = self.core.take_payload(&mut entry).len();
             copies.note_loaded(mark, &self.key, outage, (entry, size), value.clone());

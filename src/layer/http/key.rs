@@ -29,7 +29,7 @@ use super::{
     fields::sole,
     header_names::{HeaderClass, classify},
 };
-use crate::key::Key;
+use crate::{advice, key::Key};
 
 /// A part of the key of a request, or `None` if the request takes no part.
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -85,6 +85,9 @@ fn digest(text: &str) -> String {
 pub(super) fn header_part(header: &str) -> KeyPart {
     let is_secret = classify(header) == HeaderClass::Credential;
     let name = HeaderName::from_bytes(header.as_bytes()).ok();
+    if name.is_none() {
+        advice::no_header(header);
+    }
     Arc::new(move |parts: &Parts| {
         let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
         let mut text = String::new();

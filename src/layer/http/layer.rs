@@ -120,7 +120,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A header that looks like a credential may then be in a request, and only a digest of it
     /// becomes part of the key. A request in which the header is not text takes no part. Headers
-    /// that always exclude a request, such as `Authorization`, still do.
+    /// that always exclude a request, such as `Authorization`, still do. A name that no header can
+    /// have has no effect, and is warned of.
     pub fn vary_by_header(self, name: &str) -> Self {
         let name = name.to_ascii_lowercase();
         self.with(|settings| {

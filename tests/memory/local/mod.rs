@@ -39,7 +39,7 @@ async fn a_copy_is_served_without_a_question() {
     let skipped = cache.request("k").max_local_age(Duration::ZERO).load(value(4));
     assert_eq!(skipped.await.unwrap().source(), Source::Hit);
     let stats = cache.stats();
-    assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 2));
+    assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 4));
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,11 +208,27 @@ async fn the_weight_of_all_copies_is_bounded() {
     assert_eq!(cache.get_local("large"), None);
 }
 
+/// The number of cores decided which values were kept: of 64 MiB on 32 cores, none of 1 MiB.
+#[tokio::test]
+async fn a_value_of_almost_a_quarter_of_the_weight_is_kept() {
+    let builder = Cache::<String>::builder(MemoryBackend::new(), "bellwether");
+    let builder = builder.local(LocalTier::weight(1 << 20)).outage_memory(0);
+    let cache = builder.build().unwrap();
+    for (size, is_kept) in [(128 << 10, true), (240 << 10, true), (257 << 10, false)] {
+        let key = format!("large:{size}");
+        cache.insert(&*key, &"v".repeat(size)).await.unwrap();
+        cache.get(&*key).await.unwrap();
+        assert_eq!(cache.get_local(&key).is_some(), is_kept, "{size}");
+    }
+}
+
 #[test]
 fn settings_outside_their_ranges_are_refused() {
     let tier = LocalTier::default();
     for (tier, setting) in [
         (LocalTier::weight(0), "local.weight"),
+        // No copy is so small.
+        (LocalTier::weight(10), "local.weight"),
         (tier.max_age(Duration::ZERO), "local.max_age"),
         (tier.max_staleness(99 * MS), "local.max_staleness"),
         (tier.max_staleness(2_001 * MS), "local.max_staleness"),

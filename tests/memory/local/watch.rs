@@ -90,6 +90,28 @@ async fn a_value_from_before_a_change_is_not_kept() {
     assert_eq!(watch.ticket("").unwrap_err().kind(), ErrorKind::InvalidKey);
 }
 
+/// Another process writes, and the watch is told. Then commands fail, while pushes still come. What
+/// this process remembers is older than the write, and the listener is told of it no more.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_remembered_in_an_outage_is_not_kept() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let faulty = Faulty::new(|_| None);
+        let builder = Cache::builder(faulty.clone(), "bellwether").outage_memory(1 << 20);
+        let here = builder.stale_while_revalidate(SECOND).build().unwrap();
+        let there: Cache<u64> = Cache::builder(faulty.inner.clone(), "bellwether").build().unwrap();
+        let front = Front::default();
+        let watch = front.watch(&here);
+        assert_eq!(here.get_or_load("k", value(1)).await.unwrap(), 1);
+        faulty.plan(move |_| Some(fault));
+        there.insert("k", &2).await.unwrap();
+        let ticket = watch.ticket("k").unwrap();
+        let old = here.request("k").load(value(3)).await.unwrap();
+        assert_eq!((old.value, old.source()), (1, Source::Degraded), "{fault:?}");
+        assert!(!watch.insert_if_current(&ticket, &old, || front.insert("k", 1)), "{fault:?}");
+        assert_eq!(front.get("k"), None);
+    }
+}
+
 /// A listener that panics costs its own cache a change, and the others nothing.
 #[tokio::test]
 async fn a_listener_that_panics_stops_nothing() {

@@ -75,7 +75,8 @@ impl Servers {
     /// Returns the servers, and the database. A cluster has no databases.
     pub(super) fn new(config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
         let location = config.location().map_err(|why| {
-            Error::new(ErrorKind::InvalidConfig, format!("no server was given: {why}"))
+            let words = format!("no server was given, or more than one place of servers: {why}");
+            Error::new(ErrorKind::InvalidConfig, words)
         })?;
         let is_cluster = matches!(location, Location::Cluster(_));
         let events = Events::new(&config, is_cluster);

@@ -105,8 +105,8 @@ impl RedisConfig {
                 Ok(Location::Sentinels(urls, master))
             }
             (None, None, None, Some(Secret(urls))) => Ok(Location::Cluster(urls)),
-            _ => Err("call `server`, `sentinels` or `cluster`; in a file, give one of `server`, \
-                     `sentinels` with `master`, and `cluster`"),
+            _ => Err("call one of `server`, `sentinels` and `cluster`; in a file, give one of \
+                     `server`, `sentinels` with `master`, and `cluster`"),
         }
     }
 

@@ -27,5 +27,7 @@ end
 redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
 redis.call('DEL', failure)
 local registered = is_owner and end_lease(lease) or ''
+-- No change is told of an entry that is not stored, so it has no windows.
+if not is_stored then bytes = string.sub(bytes, 1, 52) .. ('0'):rep(30) .. string.sub(bytes, 83) end
 publish_entry(channel, registered, not staged and bytes, is_stored and granted, size)
 return (is_stored and STORED or PUSHED) + refused
