@@ -167,7 +167,8 @@ pub(crate) fn holder(held: &Holding) -> String {
 }
 
 /// The head of a table of locks.
-const LOCKS: [&str; 7] = ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
+pub(crate) const LOCKS: [&str; 7] =
+    ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
 
 /// Returns a table of locks, whose lines have at most so many columns.
 pub(crate) fn locks(locks: &[ListedLock], columns: usize) -> String {
@@ -181,7 +182,7 @@ pub(crate) fn locks(locks: &[ListedLock], columns: usize) -> String {
     shown
 }
 
-fn lock_row(lock: &ListedLock) -> [String; 7] {
+pub(crate) fn lock_row(lock: &ListedLock) -> [String; 7] {
     let held = &lock.held;
     [
         lock.name.clone(),
