@@ -54,7 +54,9 @@ async fn search(server: &Server, json: bool) -> Result<Vec<ListedLock>, Failure>
 fn first_page(found: &mut [ListedLock]) -> Result<(), Failure> {
     ListedLock::sort(found);
     let size = Size::of_output().unwrap_or(Size { columns: 80, rows: 24 });
-    let shown = &found[..found.len().min(size.rows.saturating_sub(4))];
+    // The line above the table, its head, the progress below it, and a line to spare.
+    let others = 4 + show::WAITING.lines().count();
+    let shown = &found[..found.len().min(size.rows.saturating_sub(others))];
     let words = "of the locks that were found so far; the search goes on";
     show::print(&format!("{} {words}:\n{}", shown.len(), show::locks(shown, size.columns)))?;
     Ok(())

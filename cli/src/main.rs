@@ -3,7 +3,7 @@
 //! It asks the server alone, by the public API of the crate. `doctor` asks the server for more.
 //!
 //! It exits with 0 if all is well, with 1 after an error or a bad verdict of `doctor`, with 2 for
-//! wrong arguments, and with 3 if there was nothing to end or to explain.
+//! wrong arguments, and with 3 if there was nothing to end, to remove or to explain.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -11,6 +11,7 @@ mod doctor;
 mod fleet;
 mod keys;
 mod listing;
+mod mark;
 mod screen;
 mod show;
 mod top;
@@ -27,10 +28,12 @@ use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
     cache::{EntryState, Explanation},
     key::Escaped,
-    lock::ListedLock,
+    lock::{JobMark, ListedLock},
 };
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde_json::{Value, json};
+
+use mark::Removal;
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
@@ -99,7 +102,7 @@ enum Command {
         #[arg(long)]
         seconds: Option<u64>,
     },
-    /// Tells what is known of a key of a cache, and of a lock of this name.
+    /// Tells what is known of a key of a cache, and of a lock and a job of this name.
     Explain {
         /// The key, or the `http://` or `https://` address of a response that an HTTP layer stores.
         key: String,
@@ -118,6 +121,20 @@ enum Command {
         escaped: bool,
         /// Does not ask.
         #[arg(long)]
+        yes: bool,
+    },
+    /// Shows the mark of a job: its last tick that was begun. Earlier ticks do not run.
+    Mark {
+        /// The name that `once` or `every` was given, or with `once_id` the name, `:` and the id.
+        name: String,
+        /// Asks, and removes the mark, so that any tick may begin.
+        #[arg(long)]
+        remove: bool,
+        /// The name is written as it is shown, with `\u{…}`, `\n` and `\\`.
+        #[arg(long)]
+        escaped: bool,
+        /// Does not ask.
+        #[arg(long, requires = "remove")]
         yes: bool,
     },
     /// Prints completions for a shell.
@@ -265,6 +282,11 @@ async fn run(options: Options) -> Result<Exit, Failure> {
             let name = keys::read_plain(&name, escaped)?;
             unlock(&server.locks()?, &name, yes, json).await
         }
+        Command::Mark { name, remove, escaped, yes } => {
+            let name = keys::read_plain(&name, escaped)?;
+            let removal = Removal { is_wanted: remove, is_confirmed: yes };
+            mark::examine(&server, &name, removal, json).await
+        }
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Options::command(), "bellwether", &mut text);
@@ -294,10 +316,13 @@ async fn run(options: Options) -> Result<Exit, Failure> {
 async fn explain(server: &Server, key: &str, schema: u16, json: bool) -> Result<Exit, Failure> {
     let explained = server.cache(schema)?.explain(key).await?;
     let locks = server.locks()?.explain(key).await?;
-    let is_nothing = is_nothing(&explained) && locks.is_empty();
+    // The rest is shown also if the mark cannot be read.
+    let mark = mark::job(server, key)?.mark().await;
+    let is_nothing = is_nothing(&explained) && locks.is_empty() && matches!(mark, Ok(None));
     if json {
         let mut fields = show::explanation_json(key, &explained);
         fields["locks"] = show::locks_json(&locks);
+        fields["mark"] = mark.map_or(Value::Null, mark::as_json);
         show::print_json(&fields)?;
     } else {
         show::print(&show::explanation(&server.namespace, key, &explained))?;
@@ -305,11 +330,24 @@ async fn explain(server: &Server, key: &str, schema: u16, json: bool) -> Result<
         for lock in &locks {
             show::print(&format!("the lock {lock}"))?;
         }
+        show::print(&mark_words(key, &mark))?;
         if is_nothing {
             show::print(&keys::why_nothing(server, key).await)?;
         }
     }
     Ok(if is_nothing { Exit::Nothing } else { Exit::Well })
+}
+
+/// Returns the words for the mark of the job of a name, which may not be known.
+fn mark_words(name: &str, mark: &Result<Option<JobMark>, bellwether::Error>) -> String {
+    match mark {
+        Ok(Some(mark)) => format!("the job {}: {}", Escaped(name), mark::words(mark)),
+        Ok(None) => "no job of this name has a mark".to_owned(),
+        Err(error) => {
+            let why = in_full(error);
+            format!("whether a job of this name has a mark is not known: {}", show::in_line(&why))
+        }
+    }
 }
 
 fn is_nothing(explained: &Explanation) -> bool {
@@ -422,7 +460,7 @@ fn confirm(name: &str, held: &[ListedLock]) -> Result<(), Failure> {
 }
 
 /// Asks whether to do something. The question is no part of the output.
-fn ask(question: &str, act: &str) -> Result<(), Failure> {
+pub(crate) fn ask(question: &str, act: &str) -> Result<(), Failure> {
     if !io::stdin().is_terminal() {
         let why = format!("nobody can be asked here; give `--yes`: {act}?");
         return Err(Usage(why).into());

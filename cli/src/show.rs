@@ -167,7 +167,14 @@ pub(crate) fn holder(held: &Holding) -> String {
 }
 
 /// The head of a table of locks.
-const LOCKS: [&str; 7] = ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
+pub(crate) const LOCKS: [&str; 7] =
+    ["NAME", "KIND", "HOLDER", "HELD FOR", "LEFT", "WAITING", "FENCE"];
+
+/// Explains a column of the locks, in lines that fit 80 columns.
+pub(crate) const WAITING: &str = "\
+WAITING of a mutex: processes, and each caller of a fair one;
+callers in the holder's process: not known
+";
 
 /// Returns a table of locks, whose lines have at most so many columns.
 pub(crate) fn locks(locks: &[ListedLock], columns: usize) -> String {
@@ -175,13 +182,12 @@ pub(crate) fn locks(locks: &[ListedLock], columns: usize) -> String {
     rows.extend(locks.iter().map(lock_row));
     let mut shown = table_within(&rows, columns);
     if locks.iter().any(|lock| lock.kind == SemaphoreKind::Mutex && lock.held.holders > 0) {
-        shown += "WAITING of a mutex: processes, and each caller of a fair one; callers in the \
-                  holder's process: not known\n";
+        shown += WAITING;
     }
     shown
 }
 
-fn lock_row(lock: &ListedLock) -> [String; 7] {
+pub(crate) fn lock_row(lock: &ListedLock) -> [String; 7] {
     let held = &lock.held;
     [
         lock.name.clone(),

@@ -52,6 +52,9 @@ const REFRESHED: usize = 20;
 const PAUSES: u32 = 4;
 /// The key whose channels have the questions and the answers.
 const QUESTIONS: &str = "bellwether-top";
+/// The column of a lock that tells its callers here, because the screen is narrow.
+const FENCE: usize = 6;
+const LEGEND: &str = "WAITING: at the server. CALLERS: in the processes that answer\n";
 
 /// What is known of the locks.
 #[derive(Clone, Default)]
@@ -108,7 +111,9 @@ pub(crate) async fn watch(
     let namespace = Namespace::new(&server.namespace)?;
     backend.ping().await?;
     let name = Name::new(&namespace, Family::Cache, &Key::from(QUESTIONS), 512)?;
-    let mut answers = Answers::hear(server.clone(), name.suffixed("a")).await?;
+    let of_locks = Name::new(&namespace, Family::Lock, &Key::from(QUESTIONS), 512)?;
+    let channels = [&name, &of_locks].map(|name| name.suffixed("a"));
+    let mut answers = Answers::hear(server.clone(), channels).await?;
     let mut listed = keep_listing(Locks::new(backend.clone(), &server.namespace));
     let mut ends = Ends::new()?;
     let mut resized = signal(SignalKind::window_change())?;
@@ -136,6 +141,8 @@ pub(crate) async fn watch(
                 let asked = backend.clear(&name, Mode::Exclusive).await;
                 fleet.asked(asked.is_ok() && answers.are_heard.load(Ordering::Relaxed));
                 view.failure = asked.err().map(|error| in_full(&error));
+                // Without the right to ask, callers are not known.
+                let _ = backend.clear(&of_locks, Mode::Exclusive).await;
             }
         }
     }
@@ -150,8 +157,8 @@ struct Answers {
 
 impl Answers {
     /// Subscribes to the answers, and does so again after each break.
-    async fn hear(server: Server, channel: String) -> Result<Self, Failure> {
-        let mut subscribed = subscribe(&server, &channel).await?;
+    async fn hear(server: Server, channels: [String; 2]) -> Result<Self, Failure> {
+        let mut subscribed = subscribe(&server, &channels).await?;
         let (hear, queue) = mpsc::unbounded_channel();
         let are_heard = Arc::new(AtomicBool::new(true));
         let answers = Self { queue, are_heard: are_heard.clone() };
@@ -166,7 +173,7 @@ impl Answers {
                 are_heard.store(false, Ordering::Relaxed);
                 subscribed = loop {
                     sleep(SECOND).await;
-                    match subscribe(&server, &channel).await {
+                    match subscribe(&server, &channels).await {
                         Ok(again) => break again,
                         Err(_) if hear.is_closed() => return,
                         Err(_) => {}
@@ -180,10 +187,10 @@ impl Answers {
 }
 
 /// Subscribes at the first of the servers that answers. With sentinels, that is the master.
-async fn subscribe(server: &Server, channel: &str) -> Result<PubSub, Failure> {
+async fn subscribe(server: &Server, channels: &[String; 2]) -> Result<PubSub, Failure> {
     let mut failure = None;
     for url in &server.urls()? {
-        match timeout(PATIENCE, subscribe_at(server, url, channel)).await {
+        match timeout(PATIENCE, subscribe_at(server, url, channels)).await {
             Ok(Ok(answers)) => return Ok(answers),
             Ok(Err(error)) => failure = Some(error),
             Err(late) => failure = Some(late.into()),
@@ -192,7 +199,11 @@ async fn subscribe(server: &Server, channel: &str) -> Result<PubSub, Failure> {
     Err(failure.unwrap_or_else(|| "no URL is given".into()))
 }
 
-async fn subscribe_at(server: &Server, url: &str, channel: &str) -> Result<PubSub, Failure> {
+async fn subscribe_at(
+    server: &Server,
+    url: &str,
+    [of_caches, of_locks]: &[String; 2],
+) -> Result<PubSub, Failure> {
     let mut client = Client::open(url)?;
     if let Some(name) = &server.master {
         let mut sentinel = client.get_multiplexed_async_connection().await?;
@@ -200,7 +211,9 @@ async fn subscribe_at(server: &Server, url: &str, channel: &str) -> Result<PubSu
         client = Client::open(master.ok_or("the sentinels watch no master of this name")?)?;
     }
     let mut answers = client.get_async_pubsub().await?;
-    answers.subscribe(channel).await?;
+    answers.subscribe(of_caches).await?;
+    // Without the right to hear of locks, callers are not known.
+    let _ = answers.subscribe(of_locks).await;
     Ok(answers)
 }
 
@@ -304,7 +317,7 @@ impl View<'_> {
         head.push(String::new());
         head.extend(self.of_fleet());
         let of_locks = self.of_locks();
-        let head_rows = head.len() + usize::from(of_locks.is_some()) + 4;
+        let head_rows = head.len() + usize::from(of_locks.is_some()) + 4 + LEGEND.lines().count();
         let (keys, locks) = self.shares(size.rows.saturating_sub(head_rows));
         let mut rows = vec![["BUSIEST KEYS".to_owned(), "REQUESTS/S".to_owned()]];
         rows.extend(
@@ -323,7 +336,7 @@ impl View<'_> {
         }
         if !self.listing.locks.is_empty() {
             let shown = &self.listing.locks[..self.listing.locks.len().min(locks)];
-            text += &show::locks(shown, size.columns);
+            text += &self.lock_rows(shown, size.columns);
             text += &and_more(self.listing.locks.len(), locks);
         }
         text
@@ -356,12 +369,13 @@ impl View<'_> {
         let processes = match second.processes {
             None => return vec!["asking the processes of this namespace".to_owned()],
             Some(0) => {
-                let advice = "spawn `Cache::answer_top` in each";
+                let advice = "spawn `answer_top` of a cache or of `Locks` in each";
                 return vec![format!("no process of this namespace answers; {advice}")];
             }
             Some(processes) => processes,
         };
         let rates = match &second.rates {
+            None if !second.has_caches => "no cache answers".to_owned(),
             None => "rates are not known yet".to_owned(),
             Some(rates) => format!(
                 "{:.0} hits/s   {:.1} loads/s   {:.1} failed/s   {:.0} waited/s   {:.0} degraded/s",
@@ -370,6 +384,35 @@ impl View<'_> {
         };
         // Two lines, so that they fit 80 columns.
         vec![format!("{processes} processes   {} flights", second.flights), rates]
+    }
+
+    /// Returns a table of locks, with their callers as the processes tell them.
+    fn lock_rows(&self, locks: &[ListedLock], columns: usize) -> String {
+        let mut head = show::LOCKS;
+        head[FENCE] = "CALLERS";
+        let mut rows = vec![head.map(str::to_owned)];
+        for lock in locks {
+            let mut row = show::lock_row(lock);
+            row[FENCE] = match self.second.callers(lock) {
+                None => "not known".to_owned(),
+                Some(callers) if callers.is_least => format!("{} or more", callers.count),
+                Some(callers) => callers.count.to_string(),
+            };
+            rows.push(row);
+        }
+        show::table_within(&rows, columns) + LEGEND
+    }
+
+    /// Returns the locks and their callers. `locks` has no callers, because it asks no process.
+    fn locks_json(&self) -> Value {
+        let locks = self.listing.locks.iter().map(|lock| {
+            let callers = self.second.callers(lock);
+            let mut fields = show::lock_json(lock);
+            fields["callers"] = callers.as_ref().map(|callers| callers.count).into();
+            fields["more_callers"] = callers.map(|callers| callers.is_least).into();
+            fields
+        });
+        Value::Array(locks.collect())
     }
 
     /// Says of what the list of locks is, unless it is all of them and of now.
@@ -406,7 +449,7 @@ impl View<'_> {
             second.keys.iter().take(ROWS).map(|(key, rate)| json!([key, rate])).collect();
         let rates = second.rates.as_ref();
         // What is not known is `null`.
-        let locks = listing.as_of.map(|_| show::locks_json(&listing.locks));
+        let locks = listing.as_of.map(|_| self.locks_json());
         json!({
             "error": self.failure.as_ref().or(listing.failure.as_ref()),
             "processes": second.processes,

@@ -34,6 +34,7 @@ mod holders;
 mod inspect;
 mod mark;
 mod memory;
+pub(crate) mod questions;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod store;

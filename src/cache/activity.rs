@@ -9,24 +9,19 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use serde_json::json;
-use tokio::{sync::Mutex as AsyncMutex, time::timeout};
+use tokio::sync::Mutex as AsyncMutex;
 
 use super::Cache;
 use crate::{
-    backend::{Changes, Owner, ProcessId},
-    key::{Family, Key, Name},
+    backend::{Owner, ProcessId, questions::Questions},
+    key::{Family, Key},
     random,
     sync::lock,
 };
 
-const QUESTIONS: &str = "bellwether-top";
-/// Keys are counted for so long after a question, which comes each second. The end of the cache is
-/// noticed as late, and a subscription that was refused is tried again as often.
-const FRESH: Duration = Duration::from_secs(3);
 const SAMPLED: u32 = 16;
 /// So many keys are counted between two questions. One of more than a 256th of the requests is
 /// almost always among them.
@@ -81,29 +76,26 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, there are no more answers. Call this again to go on.
     pub fn answer_top(&self) -> impl Future<Output = ()> + Send + 'static + use<V> {
-        let (core, store) = (Arc::downgrade(&self.core), self.core.store.clone());
-        let name = Name::new(&self.core.settings.namespace, Family::Cache, &QUESTIONS.into(), 512);
+        let core = Arc::downgrade(&self.core);
+        let backend = self.core.engine.backend.clone();
+        let namespace = self.core.settings.namespace.clone();
         let id = Owner::fresh().to_string();
         let answering = self.core.activity.answering.clone();
         async move {
-            let Ok(name) = name else { return };
             let _answers = answering.lock_owned().await;
-            let mut changes = store.changes(&name).await.unwrap_or_else(|_| Changes::none());
+            let hearing = Questions::hear(backend, &namespace, Family::Cache);
+            let Some(mut questions) = hearing.await else { return };
             loop {
-                let asked = timeout(FRESH, changes.next()).await.is_ok();
+                let is_asked = questions.is_asked().await;
                 let Some(core) = core.upgrade() else { return };
-                core.activity.is_asked.store(asked, Ordering::Relaxed);
+                core.activity.is_asked.store(is_asked, Ordering::Relaxed);
                 let (stats, keys) = (core.stats(), core.activity.take());
                 drop(core);
-                let process = ProcessId::of_this().to_string();
-                let answer = json!({"cache": id, "process": process, "stats": stats, "keys": keys});
-                if asked {
-                    let _ = store.answer(&name, &answer.to_string()).await;
-                } else if !changes.subscribe()
-                    && let Ok(subscribed) = store.changes(&name).await
-                {
-                    // The server is there by now, or allows what it refused.
-                    changes = subscribed;
+                if is_asked {
+                    let process = ProcessId::of_this().to_string();
+                    let answer =
+                        json!({"cache": id, "process": process, "stats": stats, "keys": keys});
+                    questions.answer(&answer).await;
                 }
             }
         }

@@ -1,4 +1,4 @@
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -7,8 +7,9 @@ use super::{
     keeper::Keeper, local_queue::LocalQueues, renewals::Renewals,
 };
 use crate::{
-    backend::{Claim, Leases, Marked, Tick},
+    backend::{Claim, Leases, Marked, SemaphoreKind, Tick},
     error::Error,
+    key::Name,
     observe::{LockCounters, LockStats, Waits},
     time::{Pauses, after},
 };
@@ -58,6 +59,20 @@ impl Engine {
 
     pub(crate) fn stats(&self) -> LockStats {
         self.counters.snapshot(self.renewals.held())
+    }
+
+    /// Returns how many callers wait for which lease, in this process. A caller that asks just now
+    /// does not wait.
+    pub(crate) fn waiting_callers(&self) -> HashMap<(Name, SemaphoreKind), usize> {
+        let mut callers: HashMap<_, usize> = HashMap::new();
+        // Behind the caller that has the slot. If that one sleeps, its entry is kept.
+        for (name, count) in self.queues.waiters() {
+            *callers.entry((name, SemaphoreKind::Mutex)).or_default() += count;
+        }
+        for (queue, count) in self.keeper.waiters() {
+            *callers.entry(queue).or_default() += count;
+        }
+        callers
     }
 
     /// Returns what is known of the connections, as gauges.

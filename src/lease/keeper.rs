@@ -51,7 +51,7 @@ pub(super) struct Keeper {
     last: AtomicU64,
 }
 
-type QueueKey = (Name, SemaphoreKind);
+pub(super) type QueueKey = (Name, SemaphoreKind);
 
 struct KeptQueue {
     /// In the order in which they began to sleep.
@@ -110,6 +110,12 @@ impl Keeper {
     #[cfg(feature = "metrics")]
     pub(super) fn entries(&self) -> usize {
         self.queues.iter().map(|queue| queue.waiters.len()).sum()
+    }
+
+    /// Returns how many callers sleep in each queue that has some.
+    pub(super) fn waiters(&self) -> Vec<(QueueKey, usize)> {
+        let queues = self.queues.iter().filter(|queue| !queue.waiters.is_empty());
+        queues.map(|queue| (queue.key().clone(), queue.waiters.len())).collect()
     }
 
     /// Returns how often each queue is kept. Many queues spread over the interval by chance.

@@ -124,6 +124,19 @@ impl LocalQueues {
         }
     }
 
+    /// Returns how many callers wait behind the one with the slot, for each name that has some.
+    pub(super) fn waiters(&self) -> Vec<(Name, usize)> {
+        let mut waiters = Vec::new();
+        for queue in &self.0 {
+            let waits = |caller: &&QueuedCaller| !caller.notify.is_closed();
+            let count = queue.waiters.iter().filter(waits).count();
+            if count > 0 {
+                waiters.push((queue.key().clone(), count));
+            }
+        }
+        waiters
+    }
+
     fn set_use(&self, name: &Name, slot: SlotUse) {
         if let Some(mut queue) = self.0.get_mut(name) {
             queue.slot = slot;

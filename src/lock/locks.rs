@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use tokio::sync::Mutex as AsyncMutex;
+
 use super::front::LockSpace;
 use crate::{backend::Store, key::Family, observe::LockStats};
 
@@ -38,6 +40,8 @@ pub struct Locks<Servers = OneServer> {
 #[derive(Clone)]
 pub struct OneServer {
     pub(super) latches: Arc<dyn Store>,
+    /// Held by the one task that answers, so that callers are counted once.
+    pub(super) answering: Arc<AsyncMutex<()>>,
 }
 
 impl Locks {
@@ -48,7 +52,7 @@ impl Locks {
     pub fn new<B: Store>(backend: B, namespace: impl Into<String>) -> Self {
         let (backend, namespace) = (Arc::new(backend), namespace.into());
         let space = LockSpace::over(backend.clone(), Family::Lock, &namespace);
-        Self { space, servers: OneServer { latches: backend } }
+        Self { space, servers: OneServer { latches: backend, answering: Arc::default() } }
     }
 
     /// Sets a label for this process, such as the name of its pod.

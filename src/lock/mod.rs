@@ -76,6 +76,7 @@
 //! that was polled once, or whose guard is dropped, goes on. Any other change may or may not have
 //! happened. A call that looks changes nothing.
 
+mod callers;
 mod front;
 mod guard;
 mod jobs;

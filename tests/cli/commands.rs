@@ -273,7 +273,8 @@ async fn all_values_with_tags_are_cleared_and_others_are_told() {
 async fn a_failure_is_one_line() {
     let mut server = RedisServer::start().await;
     server.kill();
-    for command in [&["locks"][..], &["explain", "k"], &["unlock", "k"], &["invalidate", "k"]] {
+    let commands = ["explain", "unlock", "invalidate", "mark"].map(|command| vec![command, "k"]);
+    for command in [vec!["locks"]].iter().chain(&commands) {
         let output = run(&server, command).await;
         assert_eq!(printed(&output, 1), "");
         let error = String::from_utf8(output.stderr).unwrap();

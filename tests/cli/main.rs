@@ -13,6 +13,7 @@ mod ends;
 mod escapes;
 mod fleet;
 mod many;
+mod mark;
 mod runbook;
 mod terminal;
 mod top;

@@ -1,7 +1,9 @@
 //! `top` shows what eight processes do, and which lock is stuck.
 
-use bellwether::{Cache, RedisBackend};
+use bellwether::{Cache, Locks, RedisBackend, lock::MutexGuard};
+use serde_json::Value;
 use testkit::{RedisServer, Sentinels};
+use tokio::task::JoinSet;
 
 use super::{
     NAMESPACE,
@@ -82,9 +84,9 @@ async fn processes_behind_sentinels_answer() {
 }
 
 /// Two services with one long key each, and many locks.
-async fn crowd(server: &RedisServer) -> (Cache<u64>, Vec<bellwether::lock::MutexGuard>) {
+async fn crowd(server: &RedisServer) -> (Cache<u64>, Vec<MutexGuard>) {
     let cache = answering(testkit::open(server.url()));
-    let locks = bellwether::Locks::new(testkit::open(server.url()), NAMESPACE).owner("pod-7");
+    let locks = Locks::new(testkit::open(server.url()), NAMESPACE).owner("pod-7");
     let mut held = Vec::new();
     for number in 0..40 {
         held.push(locks.mutex(format!("import:{number:02}")).lock().await.unwrap());
@@ -162,7 +164,7 @@ async fn a_cache_that_answers_twice_is_counted_once() {
     let before = (cache.stats().hits, std::time::Instant::now());
     let json = printed(&run(&server, &["top", "--seconds", "5", "--json"]).await, 0);
     let rate = (cache.stats().hits - before.0) as f64 / before.1.elapsed().as_secs_f64();
-    let last: serde_json::Value = serde_json::from_str(json.lines().last().unwrap()).unwrap();
+    let last: Value = serde_json::from_str(json.lines().last().unwrap()).unwrap();
     let shown = last["hits"].as_f64().unwrap();
     assert!(shown > 0.5 * rate && shown < 1.5 * rate, "{shown} of {rate}: {json}");
     assert_eq!(last["processes"], 1);
@@ -171,4 +173,115 @@ async fn a_cache_that_answers_twice_is_counted_once() {
     second.abort();
     let json = printed(&run(&server, &["top", "--seconds", "5", "--json"]).await, 0);
     assert!(json.lines().last().unwrap().contains(r#""processes":1"#), "{json}");
+}
+
+fn locks(server: &RedisServer) -> Locks {
+    Locks::new(testkit::open(server.url()), NAMESPACE)
+}
+
+/// Returns the lock of a name in the last second of `top`.
+async fn shown(server: &RedisServer, name: &str) -> Value {
+    let json = printed(&run(server, &["top", "--seconds", "5", "--json"]).await, 0);
+    let last: Value = serde_json::from_str(json.lines().last().unwrap()).unwrap();
+    let of_name = |lock: &&Value| lock["name"] == name;
+    let lock = last["locks"].as_array().unwrap().iter().find(of_name).cloned();
+    lock.unwrap_or_else(|| panic!("{name} is not listed: {json}"))
+}
+
+/// Waits until a row of a terminal has this name and this number of callers.
+async fn until_callers(terminal: &Terminal, name: &str, callers: &str) {
+    let is_shown = |screen: &str| {
+        screen.lines().any(|row| {
+            row.starts_with(&format!("{name} ")) && row.ends_with(&format!("  {callers}"))
+        })
+    };
+    terminal.comes_to(&format!("{name} with {callers} callers"), is_shown).await;
+}
+
+/// The server does not know callers in the process of the holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_in_the_process_of_the_holder_are_shown() {
+    let server = RedisServer::start().await;
+    let here = locks(&server);
+    let _held = (
+        here.mutex("plain").lock().await.unwrap(),
+        here.mutex("fair").lock().await.unwrap(),
+        here.rw_lock("rw").write().await.unwrap(),
+        here.semaphore("permits", 1).acquire().await.unwrap(),
+    );
+    let mut waiting = JoinSet::new();
+    for number in 0..3 {
+        let mutex = here.mutex("plain");
+        waiting.spawn(async move { drop(mutex.lock().await) });
+        if number < 2 {
+            let (fair, rw) = (here.mutex("fair").fair(), here.rw_lock("rw"));
+            waiting.spawn(async move { drop(fair.lock().await) });
+            waiting.spawn(async move { drop(rw.read().await) });
+        }
+    }
+    let semaphore = here.semaphore("permits", 1);
+    waiting.spawn(async move { drop(semaphore.acquire().await) });
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether top");
+    until_callers(&terminal, "plain", "not known").await;
+    let lock = shown(&server, "plain").await;
+    assert!(lock["callers"].is_null() && lock["waiting"] == 0, "{lock}");
+    // Two tasks of one `Locks` count once.
+    for locks in [here.clone(), here.clone()] {
+        tokio::spawn(locks.answer_top());
+    }
+    for (name, callers) in [("plain", "3"), ("fair", "2"), ("rw", "2"), ("permits", "1")] {
+        until_callers(&terminal, name, callers).await;
+    }
+    terminal.shows("1 processes").await;
+    let lock = shown(&server, "plain").await;
+    assert_eq!((&lock["callers"], &lock["more_callers"]), (&3.into(), &false.into()), "{lock}");
+    // Those that left are counted no more.
+    waiting.shutdown().await;
+    until_callers(&terminal, "plain", "0").await;
+    terminal.press("C-c");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_of_a_process_that_does_not_answer_are_not_known() {
+    let server = RedisServer::start().await;
+    let here = locks(&server);
+    tokio::spawn(here.answer_top());
+    // It has an id of its own.
+    let backend = RedisBackend::builder().server(server.url()).build().unwrap();
+    let silent = Locks::new(backend, NAMESPACE);
+    let _held = silent.mutex("import").lock().await.unwrap();
+    let terminal = Terminal::open(&server.url());
+    terminal.enter("bellwether top");
+    terminal.shows("1 processes").await;
+    until_callers(&terminal, "import", "not known").await;
+    let mutex = here.mutex("import");
+    let waiter = tokio::spawn(async move { drop(mutex.lock().await) });
+    until_callers(&terminal, "import", "1 or more").await;
+    waiter.abort();
+    terminal.press("C-c");
+}
+
+/// A process names 20 locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_of_a_lock_that_an_answer_leaves_out_are_not_known() {
+    let server = RedisServer::start().await;
+    let here = locks(&server);
+    tokio::spawn(here.answer_top());
+    let mut held = Vec::new();
+    let mut waiting = JoinSet::new();
+    for number in 0..21 {
+        let mutex = here.mutex(format!("import:{number:02}"));
+        held.push(mutex.lock().await.unwrap());
+        let callers = if number == 0 { 1 } else { 2 };
+        for _ in 0..callers {
+            let mutex = mutex.clone();
+            waiting.spawn(async move { drop(mutex.lock().await) });
+        }
+    }
+    let terminal = Terminal::open_sized(&server.url(), 80, 40);
+    terminal.enter("bellwether top");
+    until_callers(&terminal, "import:20", "2").await;
+    until_callers(&terminal, "import:00", "not known").await;
+    terminal.press("C-c");
 }

@@ -1,5 +1,7 @@
 //! What is not known is said to be not known: an empty list would be read as "no lock".
 
+use std::time::SystemTime;
+
 use bellwether::Locks;
 use serde_json::Value;
 use testkit::{Raw, RedisServer};
@@ -84,6 +86,10 @@ async fn a_user_who_may_not_search_is_told_so_by_each_command() {
     printed(&run_at(&night, &["invalidate", "k"]).await, 0);
     printed(&run_at(&night, &["invalidate", "--tag", "t"]).await, 0);
     printed(&run_at(&night, &["unlock", "import", "--yes"]).await, 0);
+    let job = here.once("report", SystemTime::now());
+    job.begin().await.unwrap().unwrap().done().await.unwrap();
+    assert!(printed(&run_at(&night, &["mark", "report"]).await, 0).contains(", done"));
+    printed(&run_at(&night, &["mark", "report", "--remove", "--yes"]).await, 0);
 }
 
 /// Nobody has answered in the first moment.
@@ -112,4 +118,27 @@ async fn data_of_another_program_does_not_hide_the_locks() {
     let explained = printed(&run(&server, &["unlock", "other", "--yes"]).await, 0);
     assert!(explained.contains("holds data that this crate did not write"), "{explained}");
     assert!(!printed(&run(&server, &["locks"]).await, 0).contains("other"));
+}
+
+/// A user who may not read the marks may still look at keys and locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mark_that_cannot_be_read_is_said_to_be_not_known() {
+    let server = RedisServer::start().await;
+    let here = Locks::new(testkit::open(server.url()), NAMESPACE);
+    let _guard = here.mutex("import").lock().await.unwrap();
+    let job = here.once("import", SystemTime::now());
+    assert_eq!(job.mark().await.unwrap(), None);
+    let mut raw = server.raw().await;
+    set_user(&mut raw, "night", &["operators"]).await;
+    // The keys of all names but the marks.
+    let rules = ["resetkeys", "~shop:c:*", "~shop:t:*", "~shop:l:*:[a-ln-z]*"];
+    raw.run::<()>(&[&["ACL", "SETUSER", "night"][..], &rules].concat()).await;
+    let night = server.url_of("night:secret", 0);
+    let explained = printed(&run_at(&night, &["explain", "import"]).await, 0);
+    let not_known = "whether a job of this name has a mark is not known: ";
+    assert!(explained.contains("the lock import") && explained.contains(not_known), "{explained}");
+    let explained = printed(&run_at(&night, &["explain", "import", "--json"]).await, 0);
+    assert!(lines(&explained)[0]["mark"].is_null(), "{explained}");
+    let output = run_at(&night, &["mark", "import"]).await;
+    assert_eq!(printed(&output, 1), "");
 }

@@ -110,7 +110,7 @@ macro_rules! futures {
 }
 
 futures! {
-    locks: Locks => locks.shutdown(NO_TIME), locks.list(), locks.explain("k");
+    locks: Locks => locks.shutdown(NO_TIME), locks.list(), locks.explain("k"), locks.answer_top();
     redlock: Redlock => redlock.ready(), redlock.shutdown(NO_TIME);
     locks: Locks => locks.once("k", SystemTime::now()).begin(), locks.several(["k"]).lock(),
         locks.several(["k"]).try_lock();
