@@ -5,12 +5,16 @@ use std::{mem::replace, sync::Arc, time::Duration};
 use tokio::time::Instant;
 use tracing::debug;
 
-use super::{Janitor, Release, held::SOON, trusted};
+use super::{Janitor, Release, trusted};
 use crate::{
     backend::{Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Handover, Leases, answered_by},
     error::BackendError,
     time::after,
 };
+
+/// After how long a lease that was handed over is renewed. Most holders of a contended lease have
+/// released it by then.
+pub(super) const SOON: Duration = Duration::from_millis(100);
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
 ///

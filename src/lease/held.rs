@@ -12,14 +12,11 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{Acquisition, Granted, Release, Upkeep, local_queue::Slot, trusted};
+use super::{Acquisition, Granted, Release, Upkeep, acquisition::SOON, local_queue::Slot, trusted};
 use crate::{backend::Renewal, error::Error, observe::LockCounters, sync::lock, time::after};
 
 /// The least pause before a renewal that failed is tried again.
 const RETRY: Duration = Duration::from_millis(10);
-/// After how long a lease that was handed over is renewed. Most holders of a contended lease have
-/// released it by then.
-pub(super) const SOON: Duration = Duration::from_millis(100);
 
 /// A lease that is held: how long it lasts, and whether it is lost.
 ///
