@@ -4,9 +4,9 @@
 //! with its future: **a lease that its caller has not read is not renewed**. If the caller polls
 //! again while the lease lasts, it holds the lease. Otherwise the lease has ended by itself, and
 //! the caller asks again. So a future that is not polled keeps others waiting for its lease at
-//! most, or for 2 s after a handover. No task watches a caller, and nothing is taken from it: the callers
-//! that queue behind it see how long its slot has been silent. A caller that waits for further
-//! leases renews those that it has, while it is polled.
+//! most, or for 2 s after a handover. No task watches a caller, and nothing is taken from it: the
+//! callers that queue behind it see how long its slot has been silent. A caller that waits for
+//! further leases renews those that it has, while it is polled.
 
 use std::{
     convert::Infallible, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc,
