@@ -75,16 +75,26 @@ impl Engine {
         let outcome = caught.unwrap_or_else(|_panic| {
             Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"))
         });
-        let error = outcome.as_ref().err();
-        let result = if error.is_none() { "acquired" } else { "error" };
+        let mut error = outcome.as_ref().err();
+        let result = match error.map(Error::kind) {
+            None => "acquired",
+            Some(ErrorKind::NotAcquired) if tries_once => {
+                // That a try finds the lock taken is an answer, and no fault.
+                self.counters.taken.add();
+                error = None;
+                "taken"
+            }
+            Some(ErrorKind::NotAcquired) => {
+                self.counters.not_acquired.add();
+                "error"
+            }
+            Some(_) => {
+                self.counters.failed.add();
+                "error"
+            }
+        };
         spans::ended(&span, result, error);
         self.renewals.meter.ended("bellwether_lock_wait_seconds", begun, result);
-        match error.map(Error::kind) {
-            None => {}
-            Some(ErrorKind::NotAcquired) if tries_once => self.counters.taken.add(),
-            Some(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
-            Some(_) => self.counters.failed.add(),
-        }
         outcome
     }
 

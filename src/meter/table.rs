@@ -154,7 +154,10 @@ const METRICS: &[Metric] = &[
     counter("bellwether_locks_lost_total", "leases that were lost while they were held"),
     counter("bellwether_locks_renewed_total", "renewals"),
     counter("bellwether_locks_unrenewed_total", "renewals without an answer"),
-    histogram("bellwether_lock_wait_seconds", "time of an acquisition, by result: acquired, error"),
+    histogram(
+        "bellwether_lock_wait_seconds",
+        "time of an acquisition, by result: acquired, taken, error",
+    ),
     histogram("bellwether_lock_hold_seconds", "time of a guard, by result: held, lost"),
     gauge(
         "bellwether_job_period_seconds",
