@@ -50,7 +50,7 @@ impl Meter {
         if let Some(published) = self.published.get()
             && let Some((key, name)) = published.label_for("job", job)
         {
-            let labels = [(key, name), ("job", job.to_owned().into())];
+            let labels = [(key, name), ("schedule", job.to_owned().into())];
             metrics::gauge!("bellwether_job_period_seconds", &labels).set(period.as_secs_f64());
             if let Some(tick) = last_tick {
                 let last = Duration::from_micros(tick).as_secs_f64();

@@ -162,12 +162,12 @@ const METRICS: &[Metric] = &[
     gauge(
         "bellwether_job_period_seconds",
         Merge::Greatest,
-        "period of a job of every that this process waits for, by job",
+        "period of a job of every that this process waits for, by schedule, its name",
     ),
     gauge(
         "bellwether_job_last_tick_seconds",
         Merge::Greatest,
-        "last tick of a job of every that was begun anywhere, in seconds since 1970, by job",
+        "last tick of a job of every that was begun anywhere, in seconds since 1970, by schedule",
     ),
     gauge(
         "bellwether_leader",

@@ -36,7 +36,9 @@ fn panel(panel: &Value) -> Panel {
             .replace("$__range", WINDOW)
             .replace("$cache", ".*")
             .replace("$locks", ".*")
-            .replace("$job", ".*"),
+            .replace("$schedule", ".*")
+            .replace("$job", ".*")
+            .replace("$namespace", ".*"),
         legend: text(&target["legendFormat"]),
     };
     let queries: Vec<_> = panel["targets"].as_array().unwrap().iter().map(query).collect();

@@ -300,7 +300,7 @@ async fn jobs_and_leaders_are_published_by_their_names() {
     let seen = published(&snapshotter);
     let mut led = 0.0;
     for locks in ["jobs-one", "jobs-two"] {
-        let job = [("locks", locks), ("job", "clean-up")];
+        let job = [("locks", locks), ("schedule", "clean-up")];
         assert_eq!(of(&seen, "bellwether_job_period_seconds", &job), 60.0);
         let last = of(&seen, "bellwether_job_last_tick_seconds", &job);
         assert!((last - tick.as_secs_f64()).abs() < 0.001 || locks == "jobs-two", "{last}");
