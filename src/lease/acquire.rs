@@ -183,41 +183,56 @@ impl Engine {
         upkeep: Upkeep,
         waiting: &mut Waiting<'_>,
     ) -> Result<Contender<'_>, Error> {
-        let contender =
-            |acquisition, slot| Contender { engine: self, upkeep, acquisition, slot, place: None };
-        let new = |claim: &Claim| Box::new(Acquisition::new(&self.janitor, claim.clone()));
         // The other modes are granted in order by their queue at the backend.
         if claim.mode != Mode::Exclusive {
-            return Ok(contender(new(&claim), None));
+            return Ok(self.contender(self.acquisition(claim), upkeep, None));
         }
         loop {
-            let mut notices = match self.queues.enter(new(&claim)) {
+            let notices = match self.queues.enter(self.acquisition(claim.clone())) {
                 Ok(SlotNotice { acquisition, slot }) => {
-                    return Ok(contender(acquisition, Some(slot)));
+                    return Ok(self.contender(acquisition, upkeep, Some(slot)));
                 }
                 Err(notices) => notices,
             };
-            let is_unread = Box::pin(self.queues.unread(&claim.name, claim.lease));
-            let noticed = Box::pin(waiting.bounded(async {
+            let unread = Box::pin(self.queues.unread(&claim.name, claim.lease));
+            let event = Box::pin(waiting.bounded(async {
                 tokio::select! {
                     biased;
-                    notice = &mut notices => Some(notice),
-                    () = is_unread => None,
+                    notice = notices => match notice {
+                        Ok(notice) => QueueEvent::Slot(notice),
+                        Err(_) => QueueEvent::PassCutOff,
+                    },
+                    () = unread => QueueEvent::Unread,
                 }
             }));
-            match noticed.await {
-                Some(Some(Ok(SlotNotice { acquisition, slot }))) => {
+            match event.await {
+                Some(QueueEvent::Slot(SlotNotice { acquisition, slot })) => {
                     if !acquisition.is_granted() && slot.changes.is_some() {
                         Box::pin(sleep(GIVE_WAY)).await;
                     }
-                    return Ok(contender(acquisition, Some(slot)));
+                    return Ok(self.contender(acquisition, upkeep, Some(slot)));
                 }
-                // The holder that was passing the lease on is gone with its runtime.
-                Some(Some(Err(_))) => claim = self.under_new_owner(&claim),
-                Some(None) => return Ok(contender(new(&self.under_new_owner(&claim)), None)),
+                Some(QueueEvent::PassCutOff) => claim = self.under_new_owner(&claim),
+                Some(QueueEvent::Unread) => {
+                    let acquisition = self.acquisition(self.under_new_owner(&claim));
+                    return Ok(self.contender(acquisition, upkeep, None));
+                }
                 None => return Err(waiting.not_acquired(&claim)),
             }
         }
+    }
+
+    fn acquisition(&self, claim: Claim) -> Box<Acquisition> {
+        Box::new(Acquisition::new(&self.janitor, claim))
+    }
+
+    fn contender(
+        &self,
+        acquisition: Box<Acquisition>,
+        upkeep: Upkeep,
+        slot: Option<Slot>,
+    ) -> Contender<'_> {
+        Contender { engine: self, upkeep, acquisition, slot, place: None }
     }
 
     /// Runs a future, and renews what was granted before it, for as long as this is polled.
@@ -277,6 +292,15 @@ impl Engine {
     fn under_new_owner(&self, claim: &Claim) -> Claim {
         Claim { owner: self.backend.new_owner(), ..claim.clone() }
     }
+}
+
+/// What ends the wait of a caller in the local queue.
+enum QueueEvent {
+    Slot(SlotNotice),
+    /// The runtime of the holder that was passing the lease on has ended.
+    PassCutOff,
+    /// The caller with the slot has left something unread for too long.
+    Unread,
 }
 
 /// Returns the claim of a lease that has ended while its caller waited for others. The holder of a

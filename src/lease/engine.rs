@@ -1,3 +1,5 @@
+//! What the leases of one `Cache` or one `Locks` share.
+
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};

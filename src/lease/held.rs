@@ -88,17 +88,11 @@ impl Lease {
 
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
-        if self.lost.initialized() {
-            return true;
-        }
-        let is_over = lock(&self.times).deadline <= Instant::now();
-        if is_over {
-            // What was reported once stays so: a late answer to a renewal does not take it back.
-            let is_new = self.note_loss();
-            if is_new && self.upkeep.renew_every.is_some() {
-                let name = &self.release.claim.name;
-                warn!(?name, "lease lost: it could not be renewed in time");
-            }
+        let is_over = self.is_over();
+        // What was reported once stays so: a late answer to a renewal does not take it back.
+        if is_over && self.note_loss() && self.upkeep.renew_every.is_some() {
+            let name = &self.release.claim.name;
+            warn!(?name, "lease lost: it could not be renewed in time");
         }
         is_over
     }
@@ -154,6 +148,7 @@ impl Lease {
         };
         self.renewed(sent, renewal);
         if renewal == Renewal::Held {
+            // The caller has asked for it, so a fixed lease lasts longer as well.
             self.extend(sent);
         }
         answer?;
@@ -236,6 +231,12 @@ impl Lease {
                 Some(self.next_try())
             }
         }
+    }
+
+    /// Returns whether the lease was lost or released, or its deadline has passed. This tells no
+    /// loss: the operation that a closed lease was for may have ended it in time.
+    pub(super) fn is_over(&self) -> bool {
+        self.lost.initialized() || lock(&self.times).deadline <= Instant::now()
     }
 
     /// Returns whether its time allows another renewal.

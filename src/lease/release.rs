@@ -1,7 +1,8 @@
 //! Releases, which happen whatever becomes of their callers.
 //!
-//! One that does not end at once goes on in a task. If the runtime of that task is gone, the lease
-//! ends by itself. `docs/decisions/renewal-and-release.md` explains the order of the steps.
+//! Its caller polls a release. If the caller drops it, or the backend does not answer, the release
+//! goes on in a task. If the runtime of that task is gone, the lease ends by itself.
+//! `docs/decisions/renewal-and-release.md` explains the order of the steps.
 
 use std::{sync::Arc, time::Duration};
 

@@ -112,7 +112,7 @@ impl Renewals {
 
     /// Measures a lease whose guard ends.
     pub(super) fn guard_ended(&self, lease: &Lease) {
-        let is_lost = lease.is_lost();
+        let is_lost = lease.is_over();
         let result = if is_lost { "lost" } else { "held" };
         self.meter.ended("bellwether_lock_hold_seconds", lease.granted.since, result);
         if is_lost && lease.upkeep.renew_every.is_none() {
