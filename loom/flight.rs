@@ -11,7 +11,7 @@ use std::{
 
 use ::loom::{future::block_on, model, thread};
 
-use super::{Epoch, Flights, Follower, Joined, Leader, Limits, Notice, flight::LeaderWork};
+use super::{Epoch, Flights, Follower, Joined, Landing, Leader, Limits};
 use crate::{
     key::Key,
     sync::checked::{AtomicU64, TaskTracker},
@@ -39,28 +39,18 @@ fn ask(flights: &Arc<Flights<u64>>, source: &AtomicU64) -> u64 {
         if let Some(leader) = leader {
             lead(leader, source);
         }
-        if let Some(value) = block_on(follower.wait(false)) {
+        if let Landing::Outcome(value) = block_on(follower.wait(false)) {
             return value;
         }
     }
 }
 
-fn lead(mut leader: Leader<u64>, source: &AtomicU64) {
+fn lead(leader: Leader<u64>, source: &AtomicU64) {
     let epoch = leader.begin_epoch();
     let value = source.load(RELAXED);
-    if leader.land(Some(value), epoch) {
-        leader.land_late(Some(source.load(RELAXED)));
+    if leader.land(Landing::Outcome(value), epoch) {
+        leader.land_late(Landing::Outcome(source.load(RELAXED)));
     }
-}
-
-/// The work of a leader that needs a task of its own for it.
-fn work(mut leader: Leader<u64>, done: Arc<AtomicU64>) -> LeaderWork {
-    Box::pin(async move {
-        leader.own_task().await;
-        done.store(1, RELAXED);
-        let epoch = leader.begin_epoch();
-        leader.land(Some(7), epoch);
-    })
 }
 
 fn join(flights: &Arc<Flights<u64>>) -> Joined<u64> {
@@ -73,26 +63,13 @@ fn begin(flights: &Arc<Flights<u64>>) -> (Follower<u64>, Leader<u64>) {
     (follower, leader.unwrap())
 }
 
-/// Joins until there is an outcome. A leader carries its work.
-fn carry(flights: &Arc<Flights<u64>>) {
-    loop {
-        let Joined { mut follower, leader } = join(flights);
-        if let Some(leader) = leader {
-            follower.bring(work(leader, cell()));
-        }
-        if let Some(outcome) = block_on(follower.wait(false)) {
-            break assert_eq!(outcome, 7);
-        }
-    }
-}
-
 fn context() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-fn is_told(leader: &Leader<u64>) -> bool {
-    let mut told = std::pin::pin!(leader.told(Notice::Unwanted));
-    told.as_mut().poll(&mut context()).is_ready()
+fn is_abandoned(leader: &Leader<u64>) -> bool {
+    let mut abandoned = std::pin::pin!(leader.abandoned());
+    abandoned.as_mut().poll(&mut context()).is_ready()
 }
 
 /// A caller that knows of a change joins, while a leader asks for the value that has changed.
@@ -128,7 +105,7 @@ fn late_joiners_are_told_apart() {
             })
             .collect();
         lead(leader, &source);
-        assert!(block_on(follower.wait(false)).is_some());
+        assert_ne!(block_on(follower.wait(false)), Landing::JoinAnew);
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
 }
@@ -142,30 +119,10 @@ fn a_leader_that_is_dropped_sends_its_followers_on() {
         let (theirs, value) = (flights.clone(), source.clone());
         let other = thread::spawn(move || ask(&theirs, &value));
         drop(leader);
-        assert_eq!(block_on(follower.wait(false)), None);
+        assert_eq!(block_on(follower.wait(false)), Landing::JoinAnew);
         other.join().unwrap();
         assert_eq!(flights.len(), 0);
     });
-}
-
-/// The work moves to a task while its caller carries it, polls it or leaves, and ends in any case.
-#[test]
-fn the_work_moves_and_ends() {
-    for leaves in [false, true] {
-        model(move || {
-            let flights = flights(false);
-            let (mut follower, leader) = begin(&flights);
-            let theirs = flights.clone();
-            let other = thread::spawn(move || carry(&theirs));
-            follower.bring(work(leader, cell()));
-            match leaves {
-                true => drop(std::pin::pin!(follower.wait(false)).as_mut().poll(&mut context())),
-                false => assert_eq!(block_on(follower.wait(false)), Some(7)),
-            }
-            drop(follower);
-            other.join().unwrap();
-        });
-    }
 }
 
 /// Of callers that leave at the same time, the last one says that the flight is unwanted.
@@ -178,7 +135,7 @@ fn a_flight_that_all_callers_have_left_is_unwanted() {
         let other = thread::spawn(move || drop(join(&theirs)));
         drop(follower);
         other.join().unwrap();
-        assert!(is_told(&leader));
+        assert!(is_abandoned(&leader));
     });
 }
 
@@ -191,12 +148,12 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
         let led = leader.clone();
         let other = thread::spawn(move || {
             let joined = join(&theirs);
-            assert!(joined.leader.is_some() || !is_told(&led));
+            assert!(joined.leader.is_some() || !is_abandoned(&led));
             joined
         });
         drop(follower);
         let joined = other.join().unwrap();
-        assert_eq!(joined.leader.is_none(), !is_told(&leader));
+        assert_eq!(joined.leader.is_none(), !is_abandoned(&leader));
     });
 }
 
@@ -211,7 +168,9 @@ fn a_leader_counts_before_a_shutdown_or_does_not_begin() {
         flights.close();
         let counted = leaders.len();
         let joined = other.join().unwrap();
-        assert_eq!(joined.is_ok(), counted == 1);
+        assert!(joined.is_err() || counted == 1);
+        drop(joined);
+        assert_eq!(leaders.len(), 0);
     });
 }
 
@@ -220,7 +179,7 @@ fn a_leader_counts_before_a_shutdown_or_does_not_begin() {
 fn no_waiter_sleeps_through_the_wake_up() {
     model(|| {
         let flights = flights(false);
-        let (_follower, mut leader) = begin(&flights);
+        let (_follower, leader) = begin(&flights);
         let others: Vec<_> = [true, false]
             .into_iter()
             .map(|leaves| {
@@ -229,27 +188,23 @@ fn no_waiter_sleeps_through_the_wake_up() {
                     true => {
                         drop(std::pin::pin!(follower.wait(false)).as_mut().poll(&mut context()))
                     }
-                    false => assert_eq!(block_on(follower.wait(false)), Some(7)),
+                    false => assert_eq!(block_on(follower.wait(false)), Landing::Outcome(7)),
                 })
             })
             .collect();
-        leader.land(Some(7), Epoch::END);
+        leader.land(Landing::Outcome(7), Epoch::END);
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
 
-/// A notice that is given while the leader begins to wait for it reaches the leader.
+/// What a follower tells while the leader begins to wait for it reaches the leader.
 #[test]
-fn a_notice_reaches_the_leader() {
+fn the_leader_learns_of_a_loader_that_waits() {
     model(|| {
         let flights = flights(false);
         let (follower, leader) = begin(&flights);
-        let telling = thread::spawn(move || {
-            follower.tell(Notice::LateJoiner);
-            follower.tell(Notice::NeededByLoader);
-        });
-        block_on(leader.told(Notice::NeededByLoader));
-        block_on(leader.late_joiner());
+        let telling = thread::spawn(move || follower.tell_of_loader());
+        block_on(leader.needed_by_loader());
         telling.join().unwrap();
     });
 }
@@ -276,8 +231,8 @@ fn a_late_joiner_is_admitted_to_the_head() {
         let (flight, changed) = (leader.flight.clone().unwrap(), source.clone());
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
-            let mut follower = flight.join(usize::MAX).unwrap();
-            assert!(block_on(follower.wait(true)).is_some());
+            let mut follower = flight.join().unwrap().unwrap();
+            assert_ne!(block_on(follower.wait(true)), Landing::JoinAnew);
         });
         lead_head(&leader, &source, 2);
         knows.join().unwrap();
@@ -293,7 +248,7 @@ fn a_head_that_is_closed_sends_late_joiners_on() {
         let theirs = flights.clone();
         let other = thread::spawn(move || {
             let Joined { mut follower, leader } = join(&theirs);
-            leader.is_some() || block_on(follower.wait(true)).is_none()
+            leader.is_some() || block_on(follower.wait(true)) == Landing::JoinAnew
         });
         leader.land_head(source.load(RELAXED), Epoch { joined: 1 });
         leader.close_head();
@@ -311,9 +266,29 @@ fn a_flight_that_has_served_a_caller_is_wanted() {
         let other = join(&flights).follower;
         let leaves = thread::spawn(move || drop(other));
         leader.land_head(7, leader.begin_epoch());
-        assert_eq!(block_on(follower.wait(true)), Some(7));
+        assert_eq!(block_on(follower.wait(true)), Landing::Outcome(7));
         drop(follower);
         leaves.join().unwrap();
-        assert!(!is_told(&leader));
+        assert!(!is_abandoned(&leader));
+    });
+}
+
+/// A lone look, a flight and a caller that leaves give back the use of their key.
+#[test]
+fn the_next_lone_look_begins_when_no_caller_asks_any_more() {
+    model(|| {
+        let flights = flights(true);
+        let (theirs, source) = (flights.clone(), cell());
+        let other = thread::spawn(move || match theirs.begin_lone_look(&key()) {
+            Some(key_use) => drop(key_use),
+            None => {
+                ask(&theirs, &source);
+            }
+        });
+        let (follower, leader) = begin(&flights);
+        drop(follower);
+        lead(leader, &cell());
+        other.join().unwrap();
+        assert!(flights.begin_lone_look(&key()).is_some());
     });
 }

@@ -20,3 +20,9 @@ mod key {
         }
     }
 }
+
+mod random {
+    //! Stands for the module of the same name. Keys may collide in a model.
+
+    pub(crate) type Hasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+}

@@ -1,10 +1,16 @@
 //! Stands for `sync::checked` of the crate: the primitives of `std` and `tokio`, as the model
 //! checker has them.
 
-use std::{pin::Pin, sync::atomic::Ordering};
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    sync::atomic::Ordering,
+};
 
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 
@@ -12,41 +18,82 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap()
+/// Stands for `dashmap::DashMap`, with the methods that a flight needs. One lock stands for those
+/// of its shards.
+pub(crate) struct DashMap<K, V, S> {
+    map: Mutex<HashMap<K, V>>,
+    _hasher: PhantomData<S>,
 }
 
-pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap()
+/// The lock of a map, for the value of one key.
+pub(crate) struct Ref<'a, K, V> {
+    map: MutexGuard<'a, HashMap<K, V>>,
+    key: K,
 }
 
-/// A cell whose content other threads of the model see as late as the memory order lets
-/// them.
-pub(crate) struct OnceLock<T> {
-    cell: std::sync::OnceLock<T>,
-    is_set: AtomicBool,
-}
+impl<K: Eq + Hash, V> Deref for Ref<'_, K, V> {
+    type Target = V;
 
-impl<T> Default for OnceLock<T> {
-    fn default() -> Self {
-        Self { cell: std::sync::OnceLock::new(), is_set: AtomicBool::new(false) }
+    fn deref(&self) -> &V {
+        &self.map[&self.key]
     }
 }
 
-impl<T> OnceLock<T> {
-    pub(crate) fn get(&self) -> Option<&T> {
-        self.is_set.load(Ordering::Acquire).then(|| self.cell.get())?
+impl<K: Eq + Hash, V> DerefMut for Ref<'_, K, V> {
+    fn deref_mut(&mut self) -> &mut V {
+        self.map.get_mut(&self.key).unwrap()
+    }
+}
+
+/// The lock of a map, for a key that may have no value.
+pub(crate) struct Entry<'a, K, V>(Ref<'a, K, V>);
+
+impl<'a, K: Clone + Eq + Hash, V: Default> Entry<'a, K, V> {
+    pub(crate) fn or_default(mut self) -> Ref<'a, K, V> {
+        let key = self.0.key.clone();
+        self.0.map.entry(key).or_default();
+        self.0
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone, S> DashMap<K, V, S> {
+    pub(crate) fn with_hasher(_hasher: S) -> Self {
+        Self { map: Mutex::new(HashMap::new()), _hasher: PhantomData }
     }
 
-    pub(crate) fn set(&self, value: T) -> Result<(), T> {
-        self.cell.set(value)?;
-        self.is_set.store(true, Ordering::Release);
-        Ok(())
+    pub(crate) fn get(&self, key: &K) -> Option<Ref<'_, K, V>> {
+        let map = lock(&self.map);
+        let has_key = map.contains_key(key);
+        has_key.then(|| Ref { map, key: key.clone() })
     }
 
-    pub(crate) fn take(&mut self) -> Option<T> {
-        self.cell.take()
+    pub(crate) fn entry(&self, key: K) -> Entry<'_, K, V> {
+        Entry(Ref { map: lock(&self.map), key })
     }
+
+    pub(crate) fn remove(&self, key: &K) -> Option<V> {
+        lock(&self.map).remove(key)
+    }
+
+    pub(crate) fn remove_if_mut(&self, key: &K, is_removed: impl FnOnce(&K, &mut V) -> bool) {
+        let mut map = lock(&self.map);
+        if let Some(value) = map.get_mut(key)
+            && is_removed(key, value)
+        {
+            map.remove(key);
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        lock(&self.map).clear();
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = V> {
+        let values: Vec<_> = lock(&self.map).values().cloned().collect();
+        values.into_iter()
+    }
+
+    pub(crate) fn shrink_to_fit(&self) {}
 }
 
 /// Twice the number of tokens, plus one once it is closed.
@@ -81,19 +128,5 @@ impl TaskTracker {
 impl Drop for TaskTrackerToken {
     fn drop(&mut self) {
         self.0.0.fetch_sub(2, Ordering::AcqRel);
-    }
-}
-
-/// Runs each task in a thread of the model.
-#[derive(Clone)]
-pub(crate) struct Runtime;
-
-impl Runtime {
-    pub(crate) fn current() -> Self {
-        Self
-    }
-
-    pub(crate) fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
-        loom::thread::spawn(move || loom::future::block_on(task));
     }
 }

@@ -25,12 +25,12 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 /// their place.
 #[cfg(not(all(test, loom)))]
 pub(crate) mod checked {
-    pub(crate) use std::sync::{Mutex, OnceLock, RwLock, atomic::AtomicUsize};
+    pub(crate) use std::sync::{Mutex, atomic::AtomicUsize};
 
-    pub(crate) use tokio::runtime::Handle as Runtime;
+    pub(crate) use dashmap::DashMap;
     pub(crate) use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-    pub(crate) use super::{lock, read, write};
+    pub(crate) use super::lock;
 }
 
 #[cfg(all(test, loom))]

@@ -208,23 +208,26 @@ impl Breaker {
     }
 }
 
-/// How many flights may ask a shard at once, while the others queue. Otherwise ten thousand cold
-/// keys at once would look like a server that is down.
+/// How many flights, and how many lone looks, may ask a shard at once, while further flights queue.
+/// Otherwise ten thousand cold keys at once would look like a server that is down.
 const TURNS: usize = 128;
 
 pub(super) struct Shard {
     pub(super) breaker: Breaker,
-    /// Turns of flights whose work has a task of its own.
+    /// The turns of flights.
     pub(super) turns: Semaphore,
-    /// Turns of flights whose work their caller polls. They are not queued for, because the caller
-    /// may stop polling.
-    pub(super) at_once: Semaphore,
+    /// The turns of lone looks. No caller queues for them, because the caller of a lone look may
+    /// stop polling.
+    pub(super) lone_looks: Semaphore,
 }
 
 impl Default for Shard {
     fn default() -> Self {
-        let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
-        Self { breaker: Breaker::default(), turns, at_once }
+        Self {
+            breaker: Breaker::default(),
+            turns: Semaphore::new(TURNS),
+            lone_looks: Semaphore::new(TURNS),
+        }
     }
 }
 

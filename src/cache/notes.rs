@@ -8,6 +8,10 @@ use std::{
 };
 
 use fastrand::Rng;
+use quick_cache::{
+    UnitWeighter,
+    sync::{Cache as Notes, DefaultLifecycle, EntryAction, EntryResult},
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -16,14 +20,13 @@ use crate::{
     backend::stripe_of,
     key::Key,
     random::{self, Hasher},
+    time::after,
 };
 
 pub(super) struct Refreshes {
-    /// Notes about entries. Each stands under the fence of its entry, so a new entry has none. In
-    /// each place are the upper half of a hash, and the tick at which the note ends. A note may
-    /// lose its place to another one, which costs one claim.
-    notes: Box<[AtomicU64]>,
-    begun: Instant,
+    /// Until when each note counts, by the hash of the note, its key and the fence of the entry. So
+    /// a new entry has no note. A note that is displaced by others costs one claim.
+    notes: Notes<u64, Instant, UnitWeighter, Hasher>,
     hasher: Hasher,
     /// Differs between processes, so that their delays differ.
     seed: u64,
@@ -44,10 +47,11 @@ pub(super) enum EntryNote {
 
 impl Default for Refreshes {
     fn default() -> Self {
+        let hasher = Hasher::default();
+        let lifecycle = DefaultLifecycle::default();
         Self {
-            notes: (0..NOTES).map(|_| AtomicU64::default()).collect(),
-            begun: Instant::now(),
-            hasher: Hasher::default(),
+            notes: Notes::with(FIRST_NOTES, NOTES, UnitWeighter, hasher.clone(), lifecycle),
+            hasher,
             seed: random::number(),
             stop: CancellationToken::new(),
         }
@@ -55,44 +59,39 @@ impl Default for Refreshes {
 }
 
 impl Refreshes {
-    /// Begins a refresh of the entry with this fence, and makes it quiet for a while. Returns false
-    /// if it is quiet already, or the cache is shut down.
+    /// Begins a refresh of the entry with this fence, and makes the entry quiet for a while.
+    /// Returns false if the entry is quiet already, or the cache is shut down.
     pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
-        let (place, note) = self.at(EntryNote::Refreshed, key, fence, PAUSE);
-        let before = place.load(Ordering::Relaxed);
+        if self.stop.is_cancelled() {
+            return false;
+        }
+        let note = self.hasher.hash_one((EntryNote::Refreshed, key, fence));
+        let now = Instant::now();
+        let until = after(now, PAUSE);
         // Of the callers that come at once, one begins.
-        let is_first =
-            || place.compare_exchange(before, note, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        !self.stop.is_cancelled() && !self.stands(before, note) && is_first()
+        let begun = self.notes.entry(&note, None, |_, quiet_until| {
+            let is_first = *quiet_until <= now;
+            if is_first {
+                *quiet_until = until;
+            }
+            EntryAction::<bool>::Retain(is_first)
+        });
+        match begun {
+            EntryResult::Retained(is_first) => is_first,
+            EntryResult::Vacant(place) => place.insert(until).is_ok(),
+            EntryResult::Removed(..) | EntryResult::Replaced(..) | EntryResult::Timeout => false,
+        }
     }
 
     pub(super) fn note(&self, what: EntryNote, key: &impl Hash, fence: u64, time: Duration) {
-        let (place, note) = self.at(what, key, fence, time);
-        place.store(note, Ordering::Relaxed);
-    }
-
-    /// Returns the place of a note, and the note as it stands there.
-    fn at(
-        &self,
-        what: EntryNote,
-        key: &impl Hash,
-        fence: u64,
-        time: Duration,
-    ) -> (&AtomicU64, u64) {
-        let hash = self.hasher.hash_one((what, key, fence));
-        let ends = ticks(self.begun.elapsed().saturating_add(time)).saturating_add(1);
-        (&self.notes[hash as usize % NOTES], hash & !TICKS | ends.min(TICKS))
-    }
-
-    /// Returns whether the word in a place is a note with this hash that has not ended.
-    fn stands(&self, word: u64, hash: u64) -> bool {
-        word & !TICKS == hash & !TICKS && ticks(self.begun.elapsed()) < word & TICKS
+        let note = self.hasher.hash_one((what, key, fence));
+        self.notes.insert(note, after(Instant::now(), time));
     }
 
     /// Returns whether something is noted of the entry with this fence.
     pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
-        let hash = self.hasher.hash_one((what, key, fence));
-        self.stands(self.notes[hash as usize % NOTES].load(Ordering::Relaxed), hash)
+        let note = self.hasher.hash_one((what, key, fence));
+        self.notes.get(&note).is_some_and(|until| Instant::now() < until)
     }
 
     /// Returns the delay of this process for an entry within a window. It is the same each time.
@@ -109,15 +108,10 @@ impl Refreshes {
 /// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
 /// does not back off.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
-/// 32 KiB. With fewer notes, more of them are lost to other keys.
-const NOTES: usize = 4096;
-const TICKS: u64 = u32::MAX as u64;
-
-/// Returns a time in ticks of 16 ms. Half a word holds them for two years. After that no entry is
-/// quiet any more, which costs claims.
-fn ticks(time: Duration) -> u64 {
-    u64::try_from(time.as_millis() / 16).unwrap_or(u64::MAX)
-}
+/// With fewer notes, more of them are displaced by notes of other keys.
+const NOTES: u64 = 4096;
+/// How many notes the table makes ready for.
+const FIRST_NOTES: usize = 64;
 
 /// How many invalidations of this process there were, for groups of keys. A load of another key
 /// that depends on an invalidated one has the number in its own key, so no later caller joins it.

@@ -12,13 +12,13 @@ use super::{
     freshness::Rules,
     loader::{self, Produced, Work},
     outcome::{Alone, FlightResult, Outcome, cut_off, ended, result},
-    run::{Begun, Run, RunStart},
+    run::{Begun, LoneLook, Looked, Run, RunStart},
     settings::{OnUncacheable, Options, OwnWindows, Sharing},
 };
 use crate::{
     backend::{Edit, EntryKind, Tagged, Windows},
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused},
+    flight::{self, Edge, Follower, Joined, KeyUse, Landing, Refused},
     key::Key,
     spans,
     time::after,
@@ -240,34 +240,31 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if let Some(loaded) = core.local(&key.text, &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
-            let Options { sharing, rules, .. } = &*options;
-            let (takes_heads, accepted) = (sharing.takes_heads, rules.accepted());
-            let patience = |limit| Box::new((after(Instant::now(), limit), *rules));
-            let patience = options.serve_stale_after.map(patience);
-            // Nothing but what the caller needs lives across the wait, so that its future is small.
-            loop {
-                let Joined { mut follower, leader } = match core.flights.join(&key, accepted) {
-                    Ok(joined) => joined,
-                    Err(Refused::Closed) => break,
-                    Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
-                };
-                let Ok(_edge) = nest(flight::current(), &follower) else { break };
-                let leads = leader.is_some();
-                match leader {
-                    Some(leader) => {
-                        // If the key has no name, its followers join anew, and are told so as well.
-                        // A key of a batch is decided when its run ends.
-                        let options = mem::replace(&mut options, core.settings.options.clone());
-                        let run = Run::new(&core, &key, options, leader, RunStart::Look)?;
-                        let work = work.take().ok_or_else(cut_off)?;
-                        follower.bring(Box::pin(run.run(loader::boxed(work))));
+            let takes_heads = options.sharing.takes_heads;
+            let patience = Patience::new(&options);
+            // Nothing but what the caller needs lives across a wait, so that its future is small.
+            let mut looked = None;
+            if let Some(key_use) = begin_lone_look(&core, &key, &options) {
+                let run = Run::alone(&core, &key, options.clone(), RunStart::Look)?;
+                // In a box, which a caller that waits does not need.
+                match Box::pin(run.look_alone(key_use)).await {
+                    LoneLook::Served(outcome) => return ended(&core.counters, outcome, true),
+                    LoneLook::Refreshes(outcome, refresh) => {
+                        if let Some(work) = work.take() {
+                            refresh.begin(loader::boxed(work));
+                        }
+                        return ended(&core.counters, outcome, true);
                     }
-                    None => options.will_wait(),
+                    LoneLook::Loads(found) => looked = Some(found),
+                    LoneLook::NoTurn => {}
                 }
-                let waited =
-                    wait(patience.as_deref(), &core, &key, &mut follower, takes_heads, leads);
-                if let Some(end) = waited.await {
-                    return ended(&core.counters, end, leads);
+            }
+            while let Some(mut flown) =
+                Flown::join(&core, &key, &mut options, &mut work, looked.take())?
+            {
+                let waited = wait(patience.as_deref(), &core, &key, &mut flown, takes_heads);
+                if let Landing::Outcome(end) = waited.await {
+                    return ended(&core.counters, end, flown.leads);
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
@@ -279,6 +276,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             ended(&core.counters, Box::pin(run.load(work)).await, true)
         }
     }
+}
+
+/// Begins a lone look of a caller, if no other caller asks for the key. A call for many keys has
+/// looked already.
+fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<KeyUse> {
+    let has_looked = options.batch.as_ref().is_some_and(|member| member.missed.is_some());
+    if has_looked {
+        return None;
+    }
+    core.flights.begin_lone_look(key)
 }
 
 /// The settings of a request, in place of its cache's.
@@ -383,9 +390,70 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Until when a caller waits for a load, while there is an old value, and which stored values it
-/// accepts after that.
-type Patience = (Instant, Rules);
+/// A caller in a flight.
+struct Flown<V> {
+    follower: Follower<Outcome<V>>,
+    leads: bool,
+    /// The wait of a loader, if the caller is one.
+    _edge: Option<Edge>,
+}
+
+impl<V: Clone + Send + Sync + 'static> Flown<V> {
+    /// Joins the flight of a key. A caller that leads gives its work and its options to a task.
+    /// Returns `None` if the caller is to load alone: the cache is shut down, or the caller is a
+    /// loader that would wait for itself.
+    ///
+    /// Not a part of the async function, whose future would hold all that is here.
+    fn join<F, Fut>(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        options: &mut Arc<Options>,
+        work: &mut Option<F>,
+        looked: Option<Box<Looked<V>>>,
+    ) -> Result<Option<Self>, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let Joined { follower, leader } = match core.flights.join(key, options.rules.accepted()) {
+            Ok(joined) => joined,
+            Err(Refused::Closed) => return Ok(None),
+            Err(full) => {
+                core.counters.failed.add();
+                return Err(overloaded(full));
+            }
+        };
+        let Ok(edge) = nest(flight::current(), &follower) else { return Ok(None) };
+        let leads = leader.is_some();
+        match leader {
+            Some(leader) => {
+                // If the key has no name, its followers join anew, and are told so as well. A key
+                // of a batch is decided when its run ends.
+                let options = mem::replace(options, core.settings.options.clone());
+                let run = Run::new(core, key, options, leader, RunStart::Look)?;
+                let work = work.take().ok_or_else(cut_off)?;
+                tokio::spawn(run.run(loader::boxed(work), looked));
+            }
+            None => options.will_wait(),
+        }
+        Ok(Some(Self { follower, leads, _edge: edge }))
+    }
+}
+
+/// For how long a caller waits for a load while there is an old value.
+struct Patience {
+    until: Instant,
+    /// The stored values that the caller accepts after that.
+    rules: Rules,
+}
+
+impl Patience {
+    /// In a box, which most callers do not need.
+    fn new(options: &Options) -> Option<Box<Self>> {
+        let limit = options.serve_stale_after?;
+        Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
+    }
+}
 
 /// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
 /// has the span of its load, and no other.
@@ -393,11 +461,11 @@ fn wait<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,
     key: &Key,
-    follower: &mut Follower<Outcome<V>>,
+    flown: &mut Flown<V>,
     takes_heads: bool,
-    leads: bool,
-) -> impl Future<Output = Option<Outcome<V>>> {
-    let span = if leads { Span::none() } else { spans::load(key) };
+) -> impl Future<Output = Landing<Outcome<V>>> {
+    let span = if flown.leads { Span::none() } else { spans::load(key) };
+    let follower = &mut flown.follower;
     if patience.is_none() && span.is_disabled() {
         return Either::Left(follower.wait(takes_heads));
     }
@@ -409,39 +477,39 @@ fn wait<V: Clone + Send + Sync + 'static>(
                 Some(patience) => wait_until(patience, core, key, follower, takes_heads).await,
             }
         };
-        let outcome = waiting.instrument(span.clone()).await?;
-        spans::ended(&span, result(&outcome, false), outcome.as_ref().err());
-        Some(outcome)
+        let landing = waiting.instrument(span.clone()).await;
+        if let Landing::Outcome(outcome) = &landing {
+            spans::ended(&span, result(outcome, false), outcome.as_ref().err());
+        }
+        landing
     }))
 }
 
 /// Waits for a flight, and after the limit reads the stored value, if one may be served.
 async fn wait_until<V: Clone + Send + Sync + 'static>(
-    &(until, ref rules): &Patience,
+    patience: &Patience,
     core: &Arc<Core<V>>,
     key: &Key,
     follower: &mut Follower<Outcome<V>>,
     takes_heads: bool,
-) -> Option<Outcome<V>> {
-    // A look that is slow has a limit of its own. A second one would ask the same server.
-    follower.carry().await;
-    if let Ok(waited) = timeout_at(until, follower.wait(takes_heads)).await {
-        return waited;
+) -> Landing<Outcome<V>> {
+    if let Ok(landing) = timeout_at(patience.until, follower.wait(takes_heads)).await {
+        return landing;
     }
     let old: Option<Loaded<V>> = tokio::select! {
         biased;
-        waited = follower.wait(takes_heads) => return waited,
+        landing = follower.wait(takes_heads) => return landing,
         old = async {
             let options = core.settings.options.clone();
             let run = Run::alone(core, key, options, RunStart::Look).ok()?;
-            run.in_place_of_slow_load(rules).await
+            run.in_place_of_slow_load(&patience.rules).await
         } => old,
     };
     let Some(old) = old else { return follower.wait(takes_heads).await };
     tracing::debug!("the stale value is served, because the load is slow");
     follower.leave_behind();
     core.counters.slow.add();
-    Some(Ok(FlightResult::Loaded(old)))
+    Landing::Outcome(Ok(FlightResult::Loaded(old)))
 }
 
 /// Enters the wait of a loader, if it is one that waits, for a flight into the graph of waits, and
@@ -452,7 +520,7 @@ fn nest<T>(loader: Option<u64>, follower: &Follower<T>) -> Result<Option<Edge>, 
         tracing::debug!("a loader asked for a key that waits for it");
         return Err(());
     };
-    follower.tell(Notice::NeededByLoader);
+    follower.tell_of_loader();
     Ok(Some(edge))
 }
 

@@ -1,7 +1,9 @@
 //! In-process singleflight: of all callers that ask for one key at once, one leads and the others
 //! follow.
 //!
-//! [`Flights::join`] makes a caller the leader of a new flight or a follower of the one under way.
+//! A caller whose key no other caller asks for looks for the value [alone](lone). A hit ends there.
+//! Else [`Flights::join`] makes the caller the leader of a new flight, or a follower of the one
+//! under way. The work of a leader runs in a task of its own from its first poll.
 //! A [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead,
 //! that is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and
 //! may leave at any time without an effect on the others.
@@ -15,16 +17,17 @@
 //! by one.
 
 mod cycle;
-#[allow(clippy::module_inception)]
-mod flight;
+mod flights;
+mod lone;
 #[cfg(all(test, loom))]
 #[path = "../../loom/flight.rs"]
 mod loom;
+mod state;
 mod wakers;
 
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
-    flight::{
-        Accepted, Epoch, Flights, Follower, Joined, Leader, Limits, Notice, Refused, next_id,
-    },
+    flights::{Accepted, Flights, Follower, Joined, Leader, Limits, Refused, next_id},
+    lone::KeyUse,
+    state::{Epoch, Landing},
 };

@@ -44,11 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             // If there is an entry by now, the claim returns it.
             return Step::Claim { seen };
         }
-        let _turn = match self.asked.shard.at_once.try_acquire() {
-            Ok(turn) => Some(turn),
-            // In a box, which most looks do not need.
-            Err(_) => Box::pin(self.turn()).await,
-        };
+        let _turn = self.turn().await;
         let epoch = self.leader.begin_epoch();
         match (self.asked.stored(&options.rules).await, self.start) {
             // The load needs a lease with a greater fence, whatever there is.
@@ -65,15 +61,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard, in a task. A run without a flight asks without one: its
-    /// caller may stop polling, and would block the queue for all. So does one while the breaker is
-    /// open, because a turn would be kept for a whole time-out.
+    /// Waits for a turn to ask the shard. A run without a flight asks without a turn: its caller may
+    /// stop polling, and would block the queue for all. So does one while the breaker is open,
+    /// because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let shard = &self.asked.shard;
-        if !self.leader.own_task().await {
+        if self.leader.is_alone() {
             return None;
         }
-        shard.turns.acquire().await.ok().filter(|_| !shard.breaker.is_open())
+        let shard = &self.asked.shard;
+        let turn = shard.turns.acquire().await.ok()?;
+        if shard.breaker.is_open() { None } else { Some(turn) }
     }
 
     /// Returns the step that follows a decision about an entry of another process.

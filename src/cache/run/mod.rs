@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    flight::{self, Epoch, Leader, Notice},
+    flight::{self, Epoch, KeyUse, Landing, Leader},
     key::{Key, Name},
     lease::Upkeep,
     spans,
@@ -62,6 +62,7 @@ pub(super) struct Run<V> {
 /// How a run begins.
 #[derive(Clone, Copy)]
 pub(super) enum RunStart {
+    /// With a look, unless the caller that leads has [looked](Run::look_alone) already.
     Look,
     /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
     /// not good enough.
@@ -126,6 +127,35 @@ enum Step<V> {
     LoadUnleased,
 }
 
+/// What a run knows after its look.
+pub(super) struct Looked<V> {
+    step: Step<V>,
+    held: Held<V>,
+}
+
+/// The end of a lone look.
+pub(super) enum LoneLook<V> {
+    Served(Outcome<V>),
+    /// The caller is served, and the entry is to be refreshed.
+    Refreshes(Outcome<V>, Box<DueRefresh<V>>),
+    /// There is nothing to serve. A flight goes on from here.
+    Loads(Box<Looked<V>>),
+    /// Too many lone looks are under way, so a flight looks.
+    NoTurn,
+}
+
+/// A refresh of the entry that a lone look has found.
+pub(super) struct DueRefresh<V> {
+    run: Run<V>,
+    previous: Arc<Previous<V>>,
+}
+
+impl<V: Clone + Send + Sync + 'static> DueRefresh<V> {
+    pub(super) fn begin(self, work: Work<V>) {
+        self.run.begin_refresh(work, self.previous);
+    }
+}
+
 /// The state of a run on its way to a load.
 struct Held<V> {
     permit: Option<Permit>,
@@ -170,10 +200,27 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Self::new(core, key, options, Leader::alone(flight::current()), start)
     }
 
+    /// Looks for one caller, without a flight.
+    pub(super) async fn look_alone(self, _key_use: KeyUse) -> LoneLook<V> {
+        let Ok(turn) = self.asked.shard.lone_looks.try_acquire() else { return LoneLook::NoTurn };
+        let looked = match AssertUnwindSafe(self.looked()).catch_unwind().await {
+            Ok(looked) => looked,
+            Err(panic) => return LoneLook::Served(Err(loader::panicked(panic.as_ref()))),
+        };
+        drop(turn);
+        match looked.step {
+            Step::Land(FlightEnd { outcome, refresh: None, .. }) => LoneLook::Served(outcome),
+            Step::Land(FlightEnd { outcome, refresh: Some(previous), .. }) => {
+                LoneLook::Refreshes(outcome, Box::new(DueRefresh { run: self, previous }))
+            }
+            step => LoneLook::Loads(Box::new(Looked { step, held: looked.held })),
+        }
+    }
+
     /// Runs to the end, and lands the flight.
-    pub(super) async fn run(mut self, work: Work<V>) {
-        let end = self.end(work).await;
-        if self.leader.land(Some(end.outcome), end.epoch) {
+    pub(super) async fn run(self, work: Work<V>, looked: Option<Box<Looked<V>>>) {
+        let end = self.end(work, looked).await;
+        if self.leader.land(Landing::Outcome(end.outcome), end.epoch) {
             // In a box, which a flight without late joiners does not need.
             Box::pin(self.land_late(end.late)).await;
         }
@@ -181,14 +228,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs to the end, for one caller.
     pub(super) async fn load(self, work: Work<V>) -> Outcome<V> {
-        self.end(work).await.outcome
+        self.end(work, None).await.outcome
     }
 
     /// Returns how the run ends. A codec may panic, too. That is an outcome like any other.
-    async fn end(&self, work: Work<V>) -> FlightEnd<V> {
+    async fn end(&self, work: Work<V>, looked: Option<Box<Looked<V>>>) -> FlightEnd<V> {
         let end = async {
-            let mut held = Held::NOTHING;
-            match self.look(&mut held).await {
+            let looked = match looked {
+                Some(looked) => *looked,
+                None => self.looked().await,
+            };
+            match looked.step {
                 Step::Land(mut end) => {
                     if let Some(previous) = end.refresh.take() {
                         self.begin_refresh(work, previous);
@@ -197,7 +247,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
                 // In boxes of their own, so that the future of a hit stays small.
                 step => {
-                    let traced = self.traced(Box::pin(self.beyond(step, held, work)));
+                    let traced = self.traced(Box::pin(self.beyond(step, looked.held, work)));
                     // In the span of the caller, too, because its own may be disabled.
                     Box::pin(traced.instrument(self.caller.clone())).await
                 }
@@ -205,6 +255,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let end = AssertUnwindSafe(end).catch_unwind().await;
         end.unwrap_or_else(|panic| FlightEnd::failed(loader::panicked(panic.as_ref())))
+    }
+
+    async fn looked(&self) -> Looked<V> {
+        let mut held = Held::NOTHING;
+        let step = self.look(&mut held).await;
+        Looked { step, held }
     }
 
     /// Awaits the rest of the run in a span that tells how it ends, and publishes how long it took.
@@ -224,7 +280,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Runs the steps that follow the look.
     async fn beyond(&self, mut step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
-        self.leader.own_task().await;
         // In boxes, which do not stay during the load, or are not needed by a process that waits
         // for another one.
         if let Step::Claim { seen } = step {
@@ -265,7 +320,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let error = tokio::select! {
             biased;
             end = rest => return end,
-            () = self.leader.told(Notice::Unwanted) => {
+            () = self.leader.abandoned() => {
                 Error::new(ErrorKind::Cancelled, "no caller waited for the load any more")
             }
             () = self.asked.core.abort.cancelled(), if is_leased => {
@@ -378,33 +433,42 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
     /// answer, they get the value that was loaded, or join anew: the key may have a new flight.
     async fn land_late(&self, late: ForLate) {
-        let loaded = match self.leader.landed() {
-            Some(Ok(FlightResult::Loaded(loaded))) if loaded.source == Source::Led => {
+        let loaded = self.led();
+        let is_fresh = |loaded: &Loaded<V>| loaded.expires_in().is_some_and(|left| !left.is_zero());
+        let outcome = match late {
+            ForLate::Degraded => loaded.map(degraded),
+            ForLate::Look | ForLate::Fallback => {
+                match self.asked.stored(&self.asked.options.rules).await {
+                    Decision::Unanswered(_) => {
+                        let mut held = Held::NOTHING;
+                        match self.away(&mut held) {
+                            Step::Land(end) => Some(end.outcome),
+                            // They may know of the act for which a value was refused. The answer to
+                            // its commit may have come after its windows.
+                            _ => loaded.filter(is_fresh).map(degraded),
+                        }
+                    }
+                    Decision::Old(previous) if late == ForLate::Fallback => {
+                        previous.fallback().map(FlightResult::Loaded).map(Ok)
+                    }
+                    decision => decision.value().map(FlightResult::Loaded).map(Ok),
+                }
+            }
+        };
+        self.leader.land_late(match outcome {
+            Some(outcome) => Landing::Outcome(outcome),
+            None => Landing::JoinAnew,
+        });
+    }
+
+    /// Returns the value that the flight has landed with, if its own load has made the value.
+    fn led(&self) -> Option<Loaded<V>> {
+        match self.leader.outcome()?.as_ref() {
+            Ok(FlightResult::Loaded(loaded)) if loaded.source == Source::Led => {
                 Some(loaded.clone())
             }
             _ => None,
-        };
-        let is_fresh = |it: &Loaded<V>| it.expires_in().is_some_and(|left| !left.is_zero());
-        let degraded = |loaded: Loaded<V>| Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)));
-        if late == ForLate::Degraded {
-            return self.leader.land_late(loaded.map(degraded));
         }
-        let outcome = match self.asked.stored(&self.asked.options.rules).await {
-            Decision::Unanswered(_) => {
-                let mut held = Held::NOTHING;
-                match self.away(&mut held) {
-                    Step::Land(end) => Some(end.outcome),
-                    // They may know of the act for which a value was refused. The answer to its
-                    // commit may have come after its windows.
-                    _ => loaded.filter(is_fresh).map(degraded),
-                }
-            }
-            Decision::Old(previous) if late == ForLate::Fallback => {
-                previous.fallback().map(FlightResult::Loaded).map(Ok)
-            }
-            decision => decision.value().map(FlightResult::Loaded).map(Ok),
-        };
-        self.leader.land_late(outcome);
     }
 
     /// Waits for a permit to load in this process, or returns how the run ends without one. A load
@@ -415,7 +479,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let limit = if on_full == OnFull::Queue { options.wait_limit } else { Duration::ZERO };
         let permit = tokio::select! {
             biased;
-            () = self.leader.told(Notice::NeededByLoader) => return Ok(None),
+            () = self.leader.needed_by_loader() => return Ok(None),
             permit = core.permit(options, limit) => permit,
         };
         permit.map(Some).ok_or_else(|| {
@@ -489,6 +553,10 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let left = || self.core.try_limit.saturating_sub(first.elapsed());
         is_sent_again.then(|| left().saturating_add(SECOND_TRY))
     }
+}
+
+fn degraded<V>(loaded: Loaded<V>) -> Outcome<V> {
+    Ok(FlightResult::Loaded(Loaded::degraded(loaded.value)))
 }
 
 /// How much longer the second try of a claim or a commit may take, after the first had no answer.
