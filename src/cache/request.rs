@@ -245,9 +245,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // Nothing but what the caller needs lives across a wait, so that its future is small.
             let mut looked = None;
             if let Some(key_use) = begin_lone_look(&core, &key, &options) {
-                let run = Run::alone(&core, &key, options.clone(), RunStart::Look)?;
                 // In a box, which a caller that waits does not need.
-                match Box::pin(run.look_alone(key_use)).await {
+                match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
                     LoneLook::Served(outcome) => return ended(&core.counters, outcome, true),
                     LoneLook::Refreshes(outcome, refresh) => {
                         if let Some(work) = work.take() {
@@ -259,11 +258,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     LoneLook::NoTurn => {}
                 }
             }
-            while let Some(mut flown) =
-                Flown::join(&core, &key, &mut options, &mut work, looked.take())?
-            {
-                let waited = wait(patience.as_deref(), &core, &key, &mut flown, takes_heads);
-                if let Landing::Outcome(end) = waited.await {
+            loop {
+                let joined = Flown::join(&core, &key, &mut options, &mut work, looked.take());
+                let Some(mut flown) = joined? else { break };
+                let landing = wait(patience.as_deref(), &core, &key, &mut flown, takes_heads).await;
+                if let Landing::Outcome(end) = landing {
                     return ended(&core.counters, end, flown.leads);
                 }
             }
@@ -388,6 +387,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub(super) fn options_mut(&mut self) -> &mut Options {
         Arc::make_mut(&mut self.options)
     }
+}
+
+/// Looks for a caller whose key no other caller asks for.
+async fn look_alone<V: Clone + Send + Sync + 'static>(
+    core: &Arc<Core<V>>,
+    key: &Key,
+    options: &Arc<Options>,
+    key_use: KeyUse,
+) -> Result<LoneLook<V>, Error> {
+    let run = Run::alone(core, key, options.clone(), RunStart::Look)?;
+    Ok(run.look_alone(key_use).await)
 }
 
 /// A caller in a flight.
