@@ -8,6 +8,7 @@ use super::{
     Cache, Loaded,
     core::Core,
     freshness::{self, Rules, Window},
+    outage::Target,
     read::Decision,
     settings::GREATEST_STALENESS,
 };
@@ -197,17 +198,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
         self.tags.check(tag.map(Arc::from).as_slice())?;
         let tag = tag.unwrap_or_default();
-        let ended = self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await;
-        match &ended {
-            Ok(number) => self.tags.note(tag, *number),
-            // It may have ended. So nothing is kept that may have the tag.
-            Err(_) => {
-                self.copies.iter().for_each(|copies| copies.forget_all());
+        let target = Target::Tag(tag.into());
+        let ended = match Box::pin(self.writes.repeated(&target)).await {
+            Ok(()) => self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await,
+            Err(error) => Err(error),
+        };
+        let ended = match ended {
+            Ok(number) => {
+                self.tags.note(tag, number);
+                Ok(())
             }
-        }
+            Err(error) => {
+                let failed = self.deferred(target, end, error);
+                // It may have ended. So nothing is kept that may have the tag.
+                self.copies.iter().for_each(|copies| copies.forget_all());
+                Err(failed)
+            }
+        };
         self.flights.detach_all();
         self.watches.each(Tap::lost);
-        Ok(ended.map(drop)?)
+        ended
     }
 }
 

@@ -14,6 +14,7 @@ use super::{
     core::Core,
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
+    outage::DeferredWrites,
     notes::{Invalidations, Refreshes},
     settings::{IsNegative, Options, Settings},
     tags::Tags,
@@ -227,10 +228,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
         let (counters, begun) = (Arc::<Counters>::default(), TaskTracker::new());
+        let try_limit = try_limit(settings.retry.as_ref(), engine.backend.as_ref());
+        let fence_life = settings.lease * 2 + Duration::from_secs(5);
+        let name_of_tags = tags.name.clone();
         let core = Core {
-            try_limit: try_limit(settings.retry.as_ref(), engine.backend.as_ref()),
-            fence_life: settings.lease * 2 + Duration::from_secs(5),
+            try_limit,
+            fence_life,
             engine,
+            writes: DeferredWrites::new(self.store.clone(), name_of_tags, try_limit, fence_life),
             copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
             tags,
             store: self.store,

@@ -27,6 +27,7 @@ mod local;
 mod many;
 mod member;
 mod notes;
+mod outage;
 mod outcome;
 mod read;
 mod request;
@@ -274,7 +275,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         // No caller waits for the refreshes in the background.
         core.refreshes.stop.cancel();
         let answers = core.try_limit.saturating_mul(2);
-        if timeout(deadline, core.begun.wait()).await.is_err() {
+        let loads = timeout(deadline, core.begun.wait());
+        let (loads, ()) = tokio::join!(loads, core.writes.try_again(deadline));
+        if loads.is_err() {
             core.abort.cancel();
             // The user may hold a load, and not look whether it is lost.
             let _ = timeout(answers, core.begun.wait()).await;

@@ -16,7 +16,7 @@ use super::{
     settings::{OnUncacheable, Options, OwnWindows, Sharing},
 };
 use crate::{
-    backend::{Edit, EntryKind, Tagged, Windows},
+    backend::{Edit, Entry, EntryKind, Tagged, Windows},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused},
     key::Key,
@@ -95,10 +95,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let mut value = None;
         // The end of a tag may be forgotten before the windows would end. A value that says that
         // there is none has a life of its own.
-        if core.tags.is_on || core.is_negative.is_some() {
+        if core.tags.is_on || core.is_negative.is_some() || core.writes.has_old() {
+            core.writes_repeated(&name).await?;
             let mut stored = core.in_time(core.store.get(&name)).await;
             core.judge(&key, &mut stored).await;
-            let Some(mut entry) = stored?.filter(|entry| !entry.has_ended()) else {
+            let is_good = |entry: &Entry| !entry.has_ended() && !core.writes.is_old(&name, entry);
+            let Some(mut entry) = stored?.filter(is_good) else {
                 return Ok(false);
             };
             if core.is_negative.is_some() && entry.kind == EntryKind::Value {

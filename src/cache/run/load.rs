@@ -180,6 +180,10 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     ///
     /// Dropping the future changes nothing.
     pub async fn confirm(&self) -> Result<(), Error> {
+        let AskedKey { core, key, name, .. } = &self.asked;
+        if core.writes.holds_back(name, self.guard.granted.fence) {
+            return Err(Error::lost(&key.text));
+        }
         self.guard.renew().await
     }
 
@@ -515,6 +519,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
+        // A write that is deferred takes no lease away.
+        let are_current =
+            are_current && !core.writes.holds_back(&asked.name, guard.granted.fence);
         let is_value = entry.kind == EntryKind::Value;
         if !is_value {
             core.counters.unstorable.add();

@@ -4,6 +4,12 @@ use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
 
+/// The codes of a server that refuses until it is well again: it is in a failover, loads its data,
+/// cannot save, lacks replicas, or runs a long script; or a slot of the cluster moves.
+const PASSING: &[&str] = &[
+    "READONLY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN",
+];
+
 pub(super) struct CommandFailure {
     /// How to send the command so that it works; `None` where no way is known.
     pub(super) retry: Option<CommandRetry>,
@@ -30,7 +36,12 @@ impl CommandFailure {
             _ => BackendErrorKind::Unknown,
         };
         let retry = CommandRetry::of(&error);
-        let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
+        let outlook: fn(BackendError) -> BackendError = match code(&error) {
+            Some("OOM") => BackendError::lasting,
+            Some("NOPERM") => BackendError::forbidden,
+            Some(code) if PASSING.contains(&code) => BackendError::passing,
+            _ => |error| error,
+        };
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
         // The library shows the source of its error in the text, so the text is all.
@@ -41,8 +52,8 @@ impl CommandFailure {
             ),
             false => error.to_string(),
         };
-        let error = BackendError::new(kind, why);
-        Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
+        let error = outlook(BackendError::new(kind, why));
+        Self { retry, error: if lacks_right { error.forbidden() } else { error } }
     }
 }
 
