@@ -115,8 +115,8 @@ impl Recorder {
                     Edit::Invalidate => (Act::Invalidate, None),
                     Edit::Expire => (Act::Expire, None),
                     Edit::Supersede => (Act::Refresh, None),
-                    Edit::Touch(_) if *fence == 0 => return,
-                    Edit::Touch(_) => (Act::Touch, None),
+                    Edit::Touch { .. } if *fence == 0 => return,
+                    Edit::Touch { .. } => (Act::Touch, None),
                 };
                 let (key, fence) = (key(name), *fence);
                 self.log.tell(Event::Written { act, key, fence, value, sent });
