@@ -14,8 +14,8 @@ use super::{
     core::Core,
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
-    outage::DeferredWrites,
     notes::{Invalidations, Refreshes},
+    outage::DeferredWrites,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
@@ -195,7 +195,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how much memory this process may use for values that it serves [while the backend is
     /// away](super::windows#while-the-backend-is-away), in bytes. Defaults to 4 MiB over a backend
-    /// that other processes share, else to 0.
+    /// that other processes share, else to 0. It is at least 2 KiB, or 0, which switches it off.
     ///
     /// A value that takes more than a quarter of it is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {

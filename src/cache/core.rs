@@ -208,7 +208,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 return Err(self.deferred(Target::Name(name.clone()), end, error));
             }
         };
-        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {
+        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch { .. }) {
             self.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
         }
         Ok(fence)
@@ -332,6 +332,6 @@ fn deferred_as(edit: &Edit) -> Option<TagEnd> {
     match edit {
         Edit::Put(..) | Edit::Invalidate => Some(TagEnd::Invalidated),
         Edit::Expire => Some(TagEnd::Expired),
-        Edit::Touch(_) | Edit::Supersede => None,
+        Edit::Touch { .. } | Edit::Supersede => None,
     }
 }

@@ -14,7 +14,6 @@ use tokio::time::Instant;
 
 use super::{
     Loaded, Source,
-    breaker::Outage,
     core::Core,
     freshness::{self, Rules, Window},
     lead::Previous,
@@ -216,31 +215,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             entry.windows = entry.windows.map(|windows| Windows::fresh(windows.fresh));
         }
         payload
-    }
-
-    /// Decides what the value is good for that this process remembers in an outage, if it does.
-    pub(super) fn recall(
-        &self,
-        key: &Key,
-        name: &Name,
-        rules: &Rules,
-        outage: Outage,
-    ) -> Option<Decision<V>> {
-        let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let fence = entry.fence;
-        if fence < rules.least_fence {
-            return None;
-        }
-        let record = match row.outage {
-            None => Record::of(&entry),
-            Some(_) => Record::unstored(&entry),
-        };
-        let loaded = Loaded { value: row.value.clone(), source: Source::Degraded, record };
-        let delay = |window| self.refreshes.delay(name, fence, window);
-        Some(match freshness::decide(&entry, rules, delay) {
-            Window::OnError | Window::Over => Decision::Old(Previous::new(&entry, rules, loaded)),
-            _ => Decision::Served(loaded, None),
-        })
     }
 
     /// Judges an answer, if its entry has tags.

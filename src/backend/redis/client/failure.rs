@@ -7,7 +7,14 @@ use crate::error::{BackendError, BackendErrorKind};
 /// The codes of a server that refuses until it is well again: it is in a failover, loads its data,
 /// cannot save, lacks replicas, or runs a long script; or a slot of the cluster moves.
 const PASSING: &[&str] = &[
-    "READONLY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN",
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "BUSY",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
 ];
 
 pub(super) struct CommandFailure {
@@ -122,7 +129,8 @@ mod tests {
 
     use super::*;
 
-    /// Texts of servers of version 6 and 7. Only a refusal until an operator acts is lasting.
+    /// Texts of servers of version 6 and 7. Only a refusal until an operator acts is lasting. A
+    /// server that is not well counts as away.
     #[test]
     fn the_code_of_a_failure_is_found_and_whether_it_is_lasting() {
         let of_script = "ERR Error running script (call to f_32): @user_script:";
@@ -142,7 +150,11 @@ mod tests {
             let reply = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
             let Err(error) = reply else { panic!("no error: {said}") };
             assert_eq!(code(&error), Some(expected), "{said}");
-            assert_eq!(CommandFailure::of(error).error.is_lasting(), is_lasting, "{said}");
+            let error = CommandFailure::of(error).error;
+            assert_eq!(error.is_lasting(), is_lasting, "{said}");
+            let is_away = ["LOADING", "TRYAGAIN", "READONLY"].contains(&expected);
+            assert_eq!(error.is_away(), is_away, "{said}");
+            assert_eq!(error.is_forbidden(), is_lasting && expected != "OOM", "{said}");
         }
     }
 }
