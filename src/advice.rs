@@ -67,6 +67,15 @@ pub(crate) fn tier_in_process(namespace: &Namespace) {
     );
 }
 
+/// A backend in memory has less room than an entry without a value takes.
+pub(crate) fn no_room(limit: usize, least: usize) {
+    warn!(
+        target: TARGET, limit, least,
+        "`MemoryBackend::with_weight` has no room for any entry, so each caller loads; raise the \
+         weight"
+    );
+}
+
 /// A caller would wait for a load no longer, and no value stands in for the load.
 pub(crate) fn nothing_stands_in(namespace: &Namespace) {
     warn!(

@@ -24,6 +24,14 @@ struct Inner {
     message: String,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     retry_after: Option<Duration>,
+    is_deferred: bool,
+}
+
+impl Inner {
+    fn new(kind: ErrorKind, message: String, source: Option<BoxError>) -> Self {
+        let source = source.map(Arc::from);
+        Self { kind, message, source, retry_after: None, is_deferred: false }
+    }
 }
 
 /// The category of an [`Error`], for the caller to decide what to do next.
@@ -68,7 +76,7 @@ pub enum ErrorKind {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Arc::new(Inner { kind, message: message.into(), source: None, retry_after: None }))
+        Self(Arc::new(Inner::new(kind, message.into(), None)))
     }
 
     pub(crate) fn with_source(
@@ -76,8 +84,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<BoxError>,
     ) -> Self {
-        let (message, source) = (message.into(), Some(Arc::from(source.into())));
-        Self(Arc::new(Inner { kind, message, source, retry_after: None }))
+        Self(Arc::new(Inner::new(kind, message.into(), Some(source.into()))))
     }
 
     /// Creates the error of a lease that was lost before the call.
@@ -115,6 +122,23 @@ impl Error {
     /// Returns `None` if a next call may load at once.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
+    }
+
+    /// Marks the error of a write that is repeated when the backend answers.
+    pub(crate) fn deferred(mut self) -> Self {
+        let inner = Arc::make_mut(&mut self.0);
+        inner.is_deferred = true;
+        inner.message.push_str("; the write is repeated when the backend answers");
+        self
+    }
+
+    /// Returns whether this process repeats the write that failed, as soon as the backend answers.
+    ///
+    /// Until then, this process serves nothing older for the key or the tag. Other processes do,
+    /// and the write is lost if this process ends first. [Deferred
+    /// writes](crate::cache::windows#deferred-writes) has all rules.
+    pub fn is_deferred(&self) -> bool {
+        self.0.is_deferred
     }
 
     /// Returns the kind of the failure, to match on.
@@ -171,8 +195,22 @@ impl From<BackendError> for Error {
 pub struct BackendError {
     kind: BackendErrorKind,
     source: Arc<dyn StdError + Send + Sync>,
-    /// The next try is refused as well, until something else changes.
-    is_lasting: bool,
+    outlook: Outlook,
+}
+
+/// What a later try of an operation that failed meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outlook {
+    /// Perhaps an answer.
+    Open,
+    /// An answer, once the server is well again: it is in a failover, or loads its data.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    Passing,
+    /// The same refusal, until there is room.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    Lasting,
+    /// The same refusal, until an operator acts.
+    Forbidden,
 }
 
 /// The category of a [`BackendError`]: what is known of the operation that failed.
@@ -204,8 +242,11 @@ impl BackendError {
     /// Creates an error of a kind from its cause.
     #[doc(hidden)]
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
-        let is_lasting = kind == BackendErrorKind::Foreign;
-        Self { kind, source: Arc::from(source.into()), is_lasting }
+        let outlook = match kind {
+            BackendErrorKind::Foreign => Outlook::Forbidden,
+            _ => Outlook::Open,
+        };
+        Self { kind, source: Arc::from(source.into()), outlook }
     }
 
     /// Creates the error of an operation that a backend refuses.
@@ -213,10 +254,22 @@ impl BackendError {
         Self::new(BackendErrorKind::Refused, why)
     }
 
-    /// Marks the error of an operation that the server refuses until an operator acts.
+    /// Marks the error of an operation that the server refuses until there is room.
     #[cfg(feature = "redis")]
     pub(crate) fn lasting(self) -> Self {
-        Self { is_lasting: true, ..self }
+        Self { outlook: Outlook::Lasting, ..self }
+    }
+
+    /// Marks the error of an operation that the server refuses until an operator acts.
+    #[cfg(feature = "redis")]
+    pub(crate) fn forbidden(self) -> Self {
+        Self { outlook: Outlook::Forbidden, ..self }
+    }
+
+    /// Marks the error of an operation that the server refuses until it is well again.
+    #[cfg(feature = "redis")]
+    pub(crate) fn passing(self) -> Self {
+        Self { outlook: Outlook::Passing, ..self }
     }
 
     /// Returns whether another try at once is in vain.
@@ -224,7 +277,19 @@ impl BackendError {
     /// Most refusals are not of this kind. During a failover or while a slot moves, a server
     /// refuses what it or another one soon accepts.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.is_lasting
+        matches!(self.outlook, Outlook::Lasting | Outlook::Forbidden)
+    }
+
+    /// Returns whether each later try is in vain, until an operator acts.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        self.outlook == Outlook::Forbidden
+    }
+
+    /// Returns whether the backend is away: it did not answer, or its server is not well.
+    pub(crate) fn is_away(&self) -> bool {
+        let is_unanswered =
+            matches!(self.kind, BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
+        is_unanswered || self.outlook == Outlook::Passing
     }
 
     /// Creates the error of an operation that was sent and not answered in time.

@@ -143,7 +143,7 @@ mod facade {
     /// The age of one of so many copies is published.
     pub(super) const SAMPLED: u32 = 64;
     /// The fields of the statistics that go up and down.
-    const GAUGES: [&str; 2] = ["flights", "held"];
+    const GAUGES: [&str; 3] = ["flights", "deferred_writes", "held"];
     /// The fields that are results of the requests to a cache.
     const RESULTS: [&str; 9] =
         ["hits", "local", "stale", "led", "followed", "received", "degraded", "failed", "passed"];

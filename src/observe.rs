@@ -13,15 +13,14 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Declares counters, and a snapshot of them with one number that goes up and down.
+/// Declares counters, and a snapshot of them with the numbers that go up and down.
 macro_rules! counters {
     (
         $(#[$stats_doc:meta])*
         $counters:ident => $stats:ident {
             $($(#[$doc:meta])* $name:ident $(: $kind:ident)?,)*
         }
-        $(#[$now_doc:meta])*
-        now $now:ident
+        $($(#[$now_doc:meta])* now $now:ident)+
     ) => {
         #[derive(Default)]
         pub(crate) struct $counters {
@@ -33,13 +32,12 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct $stats {
             $($(#[$doc])* pub $name: u64,)*
-            $(#[$now_doc])*
-            pub $now: u64,
+            $($(#[$now_doc])* pub $now: u64,)+
         }
 
         impl $counters {
-            pub(crate) fn snapshot(&self, $now: usize) -> $stats {
-                $stats { $($name: self.$name.get(),)* $now: $now as u64 }
+            pub(crate) fn snapshot(&self, $($now: usize),+) -> $stats {
+                $stats { $($name: self.$name.get(),)* $($now: $now as u64),+ }
             }
         }
     };
@@ -133,6 +131,9 @@ counters! {
     }
     /// Flights that are under way now.
     now flights
+    /// Writes that failed while the backend was away, and [wait to be
+    /// repeated](crate::Error::is_deferred) now.
+    now deferred_writes
 }
 
 counters! {

@@ -25,6 +25,12 @@ impl<T: Default> Shards<T> {
         known.unwrap_or_else(|| write(&self.others).entry(number).or_default().clone())
     }
 
+    /// Returns the state of each shard.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        let others = read(&self.others);
+        std::iter::once(&self.first).chain(others.values()).cloned().collect()
+    }
+
     /// Counts the shards that are so.
     #[cfg(feature = "metrics")]
     pub(crate) fn count(&self, is_so: impl Fn(&T) -> bool) -> usize {

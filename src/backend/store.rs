@@ -147,9 +147,15 @@ pub trait Store: Leases {
 pub enum Edit {
     /// Writes an entry for this long. Without room for it, it is refused, and nothing changes.
     Put(Entry, Duration),
-    /// Sets the windows from now on. Changes nothing without an entry, or if it
+    /// Sets the windows of an entry from now on. Changes nothing without an entry, or if it
     /// [expired](Self::Expire).
-    Touch(Windows),
+    Touch {
+        /// How long the entry is of use.
+        windows: Windows,
+        /// The fence of the entry that is meant: another one is left as it is. Zero means
+        /// whatever stands.
+        seen: u64,
+    },
     /// Ends the fresh and the stale window. The entry is kept for failures to the end of its error
     /// window, counted from now, but not longer than it would have been. Without that window it is
     /// removed.

@@ -8,6 +8,7 @@ use super::{
     Cache, Loaded,
     core::Core,
     freshness::{self, Rules, Window},
+    outage::WriteTarget,
     read::Decision,
     settings::GREATEST_STALENESS,
 };
@@ -26,7 +27,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Errors
     ///
     /// As with [`invalidate`](Self::invalidate), and [`Codec`](crate::ErrorKind::Codec) if the
-    /// value cannot be encoded, or is too large.
+    /// value cannot be encoded, or is too large. If the backend is away, the key is invalidated
+    /// later, which ends an older value.
     ///
     /// # Cancel safety
     ///
@@ -46,7 +48,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long, or
     /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The act may
-    /// then have happened or not.
+    /// then have happened or not. If the backend is away, it [is
+    /// repeated](crate::Error::is_deferred) later.
     ///
     /// # Cancel safety
     ///
@@ -197,17 +200,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
         self.tags.check(tag.map(Arc::from).as_slice())?;
         let tag = tag.unwrap_or_default();
-        let ended = self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await;
-        match &ended {
-            Ok(number) => self.tags.note(tag, *number),
-            // It may have ended. So nothing is kept that may have the tag.
-            Err(_) => {
-                self.copies.iter().for_each(|copies| copies.forget_all());
+        let target = WriteTarget::Tag(tag.into());
+        let ended = match Box::pin(self.writes.repeated(&target)).await {
+            Ok(()) => self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await,
+            Err(error) => Err(error),
+        };
+        let ended = match ended {
+            Ok(number) => {
+                self.tags.note(tag, number);
+                Ok(())
             }
-        }
+            Err(error) => {
+                let failed = self.deferred(target, end, error);
+                // It may have ended. So nothing is kept that may have the tag.
+                self.copies.iter().for_each(|copies| copies.forget_all());
+                Err(failed)
+            }
+        };
         self.flights.detach_all();
         self.watches.each(Tap::lost);
-        Ok(ended.map(drop)?)
+        ended
     }
 }
 

@@ -12,7 +12,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -23,6 +23,7 @@ use tokio::{
 };
 use tracing::{field, info, warn};
 
+use super::outage::Outage;
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
     observe::{Counters, Rarely},
@@ -55,22 +56,6 @@ struct Trouble {
     told: Rarely,
     /// How many callers had been served without the backend before.
     degraded: u64,
-}
-
-/// The time between a failure and the next answer. After a refusal, it ends with the next write
-/// that is accepted. No two have the same number in a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outage {
-    number: u64,
-    /// The backend refuses writes, and may answer reads.
-    pub(super) refuses: bool,
-}
-
-impl Outage {
-    pub(super) fn next(refuses: bool) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self { number: NEXT.fetch_add(1, Ordering::Relaxed), refuses }
-    }
 }
 
 /// Returns whether a request may be sent: always, or as a probe once the time is over.

@@ -15,6 +15,7 @@ use super::{
     failures::{AfterFailure, ErrorCodec, Failures},
     local::{LocalStore, Watches},
     notes::{Invalidations, Refreshes},
+    outage::DeferredWrites,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
@@ -194,7 +195,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how much memory this process may use for values that it serves [while the backend is
     /// away](super::windows#while-the-backend-is-away), in bytes. Defaults to 4 MiB over a backend
-    /// that other processes share, else to 0.
+    /// that other processes share, else to 0. It is at least 2 KiB, or 0, which switches it off.
     ///
     /// A value that takes more than a quarter of it is not remembered.
     pub fn outage_memory(mut self, bytes: usize) -> Self {
@@ -227,10 +228,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let engine = Engine::new(self.store.clone());
         let tags = Arc::new(Tags::new(&settings));
         let (counters, begun) = (Arc::<Counters>::default(), TaskTracker::new());
+        let try_limit = try_limit(settings.retry.as_ref(), engine.backend.as_ref());
+        let fence_life = settings.lease * 2 + Duration::from_secs(5);
+        let name_of_tags = tags.name.clone();
         let core = Core {
-            try_limit: try_limit(settings.retry.as_ref(), engine.backend.as_ref()),
-            fence_life: settings.lease * 2 + Duration::from_secs(5),
+            try_limit,
+            fence_life,
             engine,
+            writes: DeferredWrites::new(self.store.clone(), name_of_tags, try_limit, fence_life),
             copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
             tags,
             store: self.store,

@@ -17,12 +17,13 @@ use super::{
     local::{LocalStore, Watches},
     member::Permit,
     notes::{EntryNote, Invalidations, Refreshes},
+    outage::{Deferral, DeferredWrites, WriteTarget},
     outcome::Outcome,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
 use crate::{
-    backend::{Edit, Entry, Store, Tagged, Tap, Windows, answered_by},
+    backend::{Edit, Entry, Store, TagEnd, Tagged, Tap, Windows, answered_by},
     error::{BackendError, Error, ErrorKind},
     flight::Flights,
     key::{Family, Key, Name},
@@ -59,6 +60,8 @@ pub(crate) struct Core<V> {
     pub(super) failures: Failures,
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     pub(super) tags: Arc<Tags>,
+    /// The writes that failed while the backend was away.
+    pub(super) writes: Arc<DeferredWrites>,
     pub(super) watches: Watches,
     pub(super) invalidations: Invalidations,
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
@@ -116,7 +119,7 @@ impl<V> Core<V> {
 
     pub(super) fn stats(&self) -> Stats {
         self.copies.iter().for_each(|copies| copies.count_trust());
-        self.counters.snapshot(self.flights.len())
+        self.counters.snapshot(self.flights.len(), self.writes.len())
     }
 
     /// Lets go of the copy of a value, because there is a newer entry.
@@ -190,14 +193,53 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Changed { core: self, key }
     }
 
-    /// Changes what is stored. Returns the fence of the change, or 0 if there was none.
+    /// Changes what is stored, behind what is deferred of the name. Returns the fence of the
+    /// change, or 0 if there was none.
     pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = self.changing(key);
-        let fence = self.in_time(self.store.edit(name, edit, self.fence_life)).await?;
-        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch(_)) {
+        let answer = match self.writes_repeated(name).await {
+            Ok(()) => self.in_time(self.store.edit(name, edit, self.fence_life)).await,
+            Err(error) => Err(error),
+        };
+        let fence = match answer {
+            Ok(fence) => fence,
+            Err(error) => {
+                let Some(end) = deferred_as(edit) else { return Err(error.into()) };
+                return Err(self.deferred(WriteTarget::Name(name.clone()), end, error));
+            }
+        };
+        if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch { .. }) {
             self.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
         }
         Ok(fence)
+    }
+
+    /// Waits until the writes of a name are repeated that are deferred.
+    ///
+    /// # Errors
+    ///
+    /// The reason why that failed. The backend counts as away for the name.
+    pub(super) async fn writes_repeated(&self, name: &Name) -> Result<(), BackendError> {
+        if self.writes.is_empty() {
+            return Ok(());
+        }
+        // In a box, which is rarely needed.
+        Box::pin(self.writes.repeated(&WriteTarget::Name(name.clone()))).await
+    }
+
+    /// Defers a write that failed, if the backend is away. Returns the error for its caller.
+    pub(super) fn deferred(&self, target: WriteTarget, end: TagEnd, error: BackendError) -> Error {
+        match self.writes.defer(target, end, &error) {
+            Deferral::Refused => error.into(),
+            Deferral::Noted => Error::from(error).deferred(),
+            Deferral::Full => {
+                // All that is here may be older.
+                self.copies.iter().for_each(|copies| copies.forget_all());
+                self.flights.detach_all();
+                self.watches.each(Tap::lost);
+                error.into()
+            }
+        }
     }
 
     /// Lets go of what the copies in this process have from before a commit under this fence.
@@ -240,6 +282,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if !self.tags.is_on {
             return true;
         }
+        if self.writes.end_of(tagged).is_some() {
+            return false;
+        }
         let which: Vec<_> = tagged.all().collect();
         let ends = self.counted(self.store.tag_ends(&self.tags.name, &which).await);
         ends.is_ok_and(|ends| tagged.end(&mut ends.into_iter()).is_none())
@@ -277,5 +322,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Some(permit)
         };
         timeout(limit, permit).await.ok().flatten()
+    }
+}
+
+/// Returns how a change is repeated that failed while the backend was away, if it is. A value that
+/// could not be inserted ends an older one. What leaves the value is not repeated: by then there
+/// may be another one.
+fn deferred_as(edit: &Edit) -> Option<TagEnd> {
+    match edit {
+        Edit::Put(..) | Edit::Invalidate => Some(TagEnd::Invalidated),
+        Edit::Expire => Some(TagEnd::Expired),
+        Edit::Touch { .. } | Edit::Supersede => None,
     }
 }

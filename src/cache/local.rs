@@ -27,8 +27,8 @@ pub(super) use self::order::{Fill, Order, WatchedOrder, Watches};
 
 use super::{
     EarlyRefresh,
-    breaker::Outage,
     freshness::{self, Rules, Window},
+    outage::{Outage, Remembered},
     outcome::Record,
     settings::{LocalTier, Settings},
     tags::Tags,
@@ -82,11 +82,7 @@ pub(super) struct LocalRow<V> {
     pub(super) asked: Instant,
     /// When its trust ends. It has none if it is for outages only.
     until: Option<Instant>,
-    /// It is served while the backend is away.
-    is_remembered: bool,
-    /// The outage in which it was loaded without a lease, after which it is of no use. `None` if
-    /// the backend has returned or stored it.
-    pub(super) outage: Option<Outage>,
+    pub(super) remembered: Remembered,
 }
 
 #[derive(Clone)]
@@ -200,8 +196,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let age = row.age()?;
         let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
         if !is_kept
-            || !row.is_remembered
-            || row.outage.is_some_and(|of| of != outage)
+            || !row.remembered.is_served_in(outage)
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
         {
             return None;
@@ -229,9 +224,10 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         is_hit: bool,
         rules: &Rules,
     ) {
-        // Its user expects an older value while the backend is away.
-        let has_old = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
-        let is_remembered = self.remembers && has_old;
+        let mut remembered = Remembered::No;
+        if self.remembers {
+            remembered = Remembered::of_seen(&entry);
+        }
         let until = match (self.tier, entry.age.zip(entry.windows)) {
             (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
                 let fresh = windows.fresh.saturating_sub(age);
@@ -241,28 +237,23 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         };
         let fence = entry.fence;
         let last = self.rows.peek(key);
-        // An older answer to a later question, and one without what was loaded since.
-        let is_older = |row: &Arc<LocalRow<V>>| match row.outage {
-            Some(outage) if outage.refuses => fence <= row.entry.fence,
-            Some(_) => false,
-            None => fence < row.entry.fence,
-        };
-        if last.as_ref().is_some_and(is_older) {
+        if last.as_ref().is_some_and(|row| row.remembered.outlives_answer(row.entry.fence, fence)) {
             return;
         }
-        if until.is_none() && !is_remembered {
+        if until.is_none() && remembered == Remembered::No {
             // Most reads are of a name without a row, and pay for one look.
             if last.is_some() {
                 self.remove(key);
             }
             return;
         }
-        let is_same = |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.outage.is_none();
+        let is_same =
+            |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.remembered.is_of_backend();
         if until.is_none() && last.is_some_and(|row| is_same(&row)) {
             return;
         }
         let row = LocalRow::new(fill, entry, size, value.clone());
-        let row = LocalRow { until, is_remembered, ..row };
+        let row = LocalRow { until, remembered, ..row };
         if !self.keep(fill, fence, key, row) {
             // Its caller was served it, so nothing older may follow.
             self.rows.remove_if(key, |row| row.entry.fence < fence);
@@ -284,7 +275,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             let mut now = begun;
             now.asked = Instant::now();
             let row = LocalRow::new(now, entry, size, value);
-            let row = LocalRow { outage: Some(outage), ..row };
+            let row = LocalRow { remembered: Remembered::Loaded(outage), ..row };
             if !self.keep(begun, u64::MAX, key, row) {
                 self.remove(key);
             }
@@ -344,11 +335,9 @@ impl<V> LocalStore<V> {
         is_dropped
     }
 
-    /// Notes that the backend has no entry of a key. A value that was loaded while it refuses
-    /// writes stays, because the backend could not get it.
+    /// Notes that the backend has no entry of a key.
     pub(super) fn missed(&self, key: &Key) {
-        let is_gone = |row: &Arc<LocalRow<V>>| row.outage.is_none_or(|outage| !outage.refuses);
-        self.rows.remove_if(key, is_gone);
+        self.rows.remove_if(key, |row| !row.remembered.outlives_missing());
     }
 
     pub(super) fn remove(&self, key: &Key) {
@@ -381,8 +370,7 @@ impl<V> LocalRow<V> {
             checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
             asked: fill.asked,
             until: None,
-            is_remembered: true,
-            outage: None,
+            remembered: Remembered::No,
             entry,
         }
     }

@@ -27,6 +27,7 @@ mod local;
 mod many;
 mod member;
 mod notes;
+mod outage;
 mod outcome;
 mod read;
 mod request;
@@ -258,6 +259,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// tier](Builder::local), while that may be served. Otherwise it loads for itself without a
     /// lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry
     /// still work.
+    /// What is [deferred](crate::Error::is_deferred) is tried once more.
     /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
     /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. A [`Load`] that its
     /// caller still holds is waited for no longer. Refreshes in the background are cancelled at
@@ -274,7 +276,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         // No caller waits for the refreshes in the background.
         core.refreshes.stop.cancel();
         let answers = core.try_limit.saturating_mul(2);
-        if timeout(deadline, core.begun.wait()).await.is_err() {
+        let loads = timeout(deadline, core.begun.wait());
+        let (loads, ()) = tokio::join!(loads, core.writes.try_again(deadline));
+        if loads.is_err() {
             core.abort.cancel();
             // The user may hold a load, and not look whether it is lost.
             let _ = timeout(answers, core.begun.wait()).await;

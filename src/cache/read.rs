@@ -9,11 +9,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{
     Loaded, Source,
-    breaker::Outage,
     core::Core,
     freshness::{self, Rules, Window},
     lead::Previous,
@@ -23,7 +23,7 @@ use super::{
     settings::Options,
 };
 use crate::{
-    backend::{Entry, EntryKind, Windows},
+    backend::{Entry, EntryKind, Tagged, Windows},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error},
     key::{Key, Name},
     observe::Counters,
@@ -103,6 +103,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Asks the backend for an entry, and decides what it is good for. [Keeps](Self::keeps_copies)
     /// a copy of it.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
+        if let Err(error) = self.writes_repeated(name).await {
+            return self.no_entry(name, &error);
+        }
         let mut keeps = self.keeps_copies(&[]);
         let (asked, mut answer) = loop {
             let copies = self.copies.as_ref().filter(|_| keeps);
@@ -141,6 +144,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         names: &'a [Name],
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
+        let mut unrepeated = Vec::new();
+        if !self.writes.is_empty() {
+            unrepeated = join_all(names.iter().map(|name| self.writes_repeated(name))).await;
+        }
         let mut keeps = self.keeps_copies(&[]);
         let (asked, mut answers) = loop {
             let (now, copies) = (Instant::now(), self.copies.as_ref().filter(|_| keeps));
@@ -157,6 +164,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
             keeps = keeps_now;
         };
+        for (answer, repeated) in answers.iter_mut().zip(unrepeated) {
+            if let Err(error) = repeated {
+                *answer = Err(error);
+            }
+        }
         self.judge_all(keys, &mut answers).await;
         let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
         let decide =
@@ -205,31 +217,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         payload
     }
 
-    /// Decides what the value is good for that this process remembers in an outage, if it does.
-    pub(super) fn recall(
-        &self,
-        key: &Key,
-        name: &Name,
-        rules: &Rules,
-        outage: Outage,
-    ) -> Option<Decision<V>> {
-        let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
-        let fence = entry.fence;
-        if fence < rules.least_fence {
-            return None;
-        }
-        let record = match row.outage {
-            None => Record::of(&entry),
-            Some(_) => Record::unstored(&entry),
-        };
-        let loaded = Loaded { value: row.value.clone(), source: Source::Degraded, record };
-        let delay = |window| self.refreshes.delay(name, fence, window);
-        Some(match freshness::decide(&entry, rules, delay) {
-            Window::OnError | Window::Over => Decision::Old(Previous::new(&entry, rules, loaded)),
-            _ => Decision::Served(loaded, None),
-        })
-    }
-
     /// Judges an answer, if its entry has tags.
     pub(super) async fn judge(&self, key: &Key, answer: &mut Answered) {
         if let Ok(Some(Entry { tagged: Some(_), .. })) = answer {
@@ -247,13 +234,17 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if which.is_empty() {
             return;
         }
+        let deferred = |tagged: &Option<Arc<Tagged>>| self.writes.end_of(tagged.as_ref()?);
+        // Before the question: an end that is repeated meanwhile is in no answer.
+        let deferred: Vec<_> = tagged.iter().map(deferred).collect();
         let ends = self.store.tag_ends(&self.tags.name, &which).await;
         let mut ends = ends.map(IntoIterator::into_iter);
-        for ((key, answer), tagged) in keys.iter().zip(answers).zip(tagged) {
+        let tagged = tagged.into_iter().zip(deferred);
+        for ((key, answer), (tagged, deferred)) in keys.iter().zip(answers).zip(tagged) {
             let (Some(tagged), Ok(Some(entry))) = (tagged, &mut *answer) else { continue };
             match &mut ends {
                 Ok(ends) => {
-                    if let Some(end) = tagged.end(ends) {
+                    if let Some(end) = tagged.end(ends).max(deferred) {
                         self.drop_copy(key);
                         entry.end_by_tag(end);
                     }
@@ -271,6 +262,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Ok(None) => return Decision::Miss { seen: 0 },
             Err(error) => return self.no_entry(name, error),
         };
+        if self.writes.is_old(name, entry) {
+            return Decision::Miss { seen: entry.fence };
+        }
         match entry.kind {
             EntryKind::Value => {}
             EntryKind::Uncacheable => return Decision::Uncacheable { seen: entry.fence },

@@ -24,6 +24,9 @@ use crate::{
     time::after,
 };
 
+/// How often a touch looks at the entry again that was replaced since its last look.
+const TOUCHES: u32 = 4;
+
 /// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes
 /// it.
 ///
@@ -82,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// # Errors
     ///
-    /// As with [`Cache::invalidate`](super::Cache::invalidate).
+    /// As with [`Cache::invalidate`](super::Cache::invalidate). It is never repeated later.
     ///
     /// # Cancel safety
     ///
@@ -92,24 +95,37 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let name = core.name(&key)?;
         // Also if there is nothing to touch.
         let _changed = core.changing(&key);
-        let mut value = None;
         // The end of a tag may be forgotten before the windows would end. A value that says that
         // there is none has a life of its own.
-        if core.tags.is_on || core.is_negative.is_some() {
-            let mut stored = core.in_time(core.store.get(&name)).await;
-            core.judge(&key, &mut stored).await;
-            let Some(mut entry) = stored?.filter(|entry| !entry.has_ended()) else {
-                return Ok(false);
-            };
-            if core.is_negative.is_some() && entry.kind == EntryKind::Value {
-                value = core.decoded(&name, &mut entry);
-                if value.is_none() {
+        let depends_on_entry =
+            core.tags.is_on || core.is_negative.is_some() || core.writes.has_old();
+        for _ in 0..TOUCHES {
+            let mut value = None;
+            let mut seen = 0;
+            if depends_on_entry {
+                core.writes_repeated(&name).await?;
+                let mut stored = core.in_time(core.store.get(&name)).await;
+                core.judge(&key, &mut stored).await;
+                let Some(mut entry) = stored? else { return Ok(false) };
+                if entry.has_ended() || core.writes.is_old(&name, &entry) {
                     return Ok(false);
                 }
+                seen = entry.fence;
+                if core.is_negative.is_some() && entry.kind == EntryKind::Value {
+                    value = core.decoded(&name, &mut entry);
+                    if value.is_none() {
+                        return Ok(false);
+                    }
+                }
+            }
+            let windows = core.windows(&options, value.as_ref(), &options.keeping());
+            let touched = core.edit(&key, &name, &Edit::Touch { windows, seen }).await?;
+            // Otherwise another entry may stand by now, with windows of its own.
+            if touched > 0 || seen == 0 {
+                return Ok(touched > 0);
             }
         }
-        let windows = core.windows(&options, value.as_ref(), &options.keeping());
-        Ok(core.edit(&key, &name, &Edit::Touch(windows)).await? > 0)
+        Ok(false)
     }
 
     /// Returns the value of the key and its source, as

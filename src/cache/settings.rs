@@ -217,6 +217,15 @@ impl Settings {
         in_range("max_waiters", self.max_waiters.in_all, 1..)?;
         in_range("max_waiters_per_key", self.max_waiters.per_flight, 1..)?;
         self.local.iter().try_for_each(LocalTier::check)?;
+        if let Some(bytes) = self.outage_memory
+            && (1..LEAST_WEIGHT).contains(&bytes)
+        {
+            let words = format!(
+                "`outage_memory` is {bytes}, and keeps no value; set 0, which switches it off, or \
+                 at least {LEAST_WEIGHT}"
+            );
+            return Err(Error::new(ErrorKind::InvalidConfig, words));
+        }
         in_range("max_key", self.max_key, 1..)?;
         in_range("max_value", self.max_value, 1..)
     }

@@ -120,6 +120,11 @@ const METRICS: &[Metric] = &[
         "how long ago the backend was asked for a copy that is served, for one copy in 64",
     ),
     gauge("bellwether_flights", Merge::Sum, "rebuilds under way in this process"),
+    gauge(
+        "bellwether_deferred_writes",
+        Merge::Sum,
+        "writes that failed while the backend was away, and wait to be repeated",
+    ),
     gauge("bellwether_leases", Merge::Sum, "leases that loads of this process hold"),
     gauge("bellwether_breaker_open", Merge::Sum, "parts of the backend that count as broken"),
     gauge(

@@ -179,7 +179,7 @@ fn without_room(operation: Operation) -> Result<Operation, BackendError> {
         | Operation::SetFence { .. }
         | Operation::Mark { .. }
         | Operation::Claim { .. }
-        | Operation::Edit { edit: Edit::Put(..) | Edit::Touch(_), .. }
+        | Operation::Edit { edit: Edit::Put(..) | Edit::Touch { .. }, .. }
         | Operation::EndTag { .. }
         | Operation::SetLatch { .. } => Err(BackendError::refused("the backend is full")),
         Operation::Commit { claim, grant, entry, .. } => {

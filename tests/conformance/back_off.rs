@@ -81,7 +81,7 @@ pub async fn a_back_off_of_one_name_is_not_that_of_others<H: FullHarness>(h: &H)
 
 /// The edits of an entry, each of which ends its back-off.
 fn edits() -> [Edit; 4] {
-    let touch = Edit::Touch(Windows::fresh(TTL).error(TTL));
+    let touch = Edit::Touch { windows: Windows::fresh(TTL).error(TTL), seen: 0 };
     [Edit::Put(value("put"), TTL), touch, Edit::Expire, Edit::Invalidate]
 }
 

@@ -183,6 +183,7 @@ rules! {
             an_entry_is_read_with_its_windows,
             a_touch_begins_the_windows_anew,
             a_touch_of_nothing_changes_nothing,
+            a_touch_leaves_another_entry_as_it_is,
             a_touch_does_not_revive_an_expired_entry,
             an_expired_entry_is_kept_for_failures,
             an_entry_without_an_error_window_expires_for_good,;

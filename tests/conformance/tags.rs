@@ -105,7 +105,7 @@ pub async fn an_entry_keeps_its_tags<H: FullHarness>(h: &H) {
         let fence = edit(&there, &name, &Edit::Put(entry.clone(), TTL)).await;
         assert!(read(&here, &name).await == Some(entry.clone().with_fence(fence)), "{size}");
         let windows = Windows::fresh(TTL);
-        let fence = edit(&here, &name, &Edit::Touch(windows)).await;
+        let fence = edit(&here, &name, &Edit::Touch { windows, seen: 0 }).await;
         let touched = entry.with_windows(windows).with_fence(fence);
         assert!(read(&there, &name).await == Some(touched), "{size}");
     }

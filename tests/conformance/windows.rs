@@ -94,7 +94,7 @@ pub async fn a_touch_begins_the_windows_anew<H: FullHarness>(h: &H) {
     h.pass(TTL / 2).await;
     let touched = Windows::fresh(TTL).error(TTL);
     let mut changes = listen(&here, &name("k")).await;
-    let fence = edit(&there, &name("k"), &Edit::Touch(touched)).await;
+    let fence = edit(&there, &name("k"), &Edit::Touch { windows: touched, seen: 0 }).await;
     assert!(fence > grant.fence());
     assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
     let entry = aged(&here, Duration::ZERO).await;
@@ -112,9 +112,26 @@ pub async fn a_touch_of_nothing_changes_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let load = claim(&name("k"));
     let grant = begun(&backend, &load).await;
-    assert_eq!(edit(&backend, &name("k"), &Edit::Touch(windows())).await, 0);
+    assert_eq!(edit(&backend, &name("k"), &Edit::Touch { windows: windows(), seen: 0 }).await, 0);
     let outcome = backend.commit(&load, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
+}
+
+/// The entry was replaced between the look of the caller and the touch.
+pub async fn a_touch_leaves_another_entry_as_it_is<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let put = Edit::Put(value("v").with_windows(windows()), windows().kept());
+    let seen = edit(&backend, &name("k"), &put).await;
+    let fence = edit(&backend, &name("k"), &put).await;
+    let touched = Windows::fresh(3 * TTL);
+    let touch = Edit::Touch { windows: touched, seen };
+    assert_eq!(edit(&backend, &name("k"), &touch).await, 0);
+    let entry = backend.get(&name("k")).await.unwrap().unwrap();
+    assert_eq!((entry.fence, entry.windows), (fence, Some(windows())));
+    let touch = Edit::Touch { windows: touched, seen: fence };
+    assert!(edit(&backend, &name("k"), &touch).await > fence);
+    let entry = backend.get(&name("k")).await.unwrap().unwrap();
+    assert_eq!(entry.windows, Some(touched));
 }
 
 /// One caller knows that the entry is wrong, and the other one does not know of it.
@@ -122,7 +139,7 @@ pub async fn a_touch_does_not_revive_an_expired_entry<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     edit(&here, &name("k"), &Edit::Put(value("v").with_windows(windows()), TTL)).await;
     let expired = edit(&here, &name("k"), &Edit::Expire).await;
-    assert_eq!(edit(&there, &name("k"), &Edit::Touch(windows())).await, 0);
+    assert_eq!(edit(&there, &name("k"), &Edit::Touch { windows: windows(), seen: 0 }).await, 0);
     let entry = there.get(&name("k")).await.unwrap().unwrap();
     let left = entry.windows.unwrap();
     assert_eq!((entry.fence, left.fresh, left.stale), (expired, Duration::ZERO, Duration::ZERO));

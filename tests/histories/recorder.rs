@@ -7,7 +7,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store, TagEnd},
     error::BackendError,
     key::Name,
 };
@@ -115,11 +115,15 @@ impl Recorder {
                     Edit::Invalidate => (Act::Invalidate, None),
                     Edit::Expire => (Act::Expire, None),
                     Edit::Supersede => (Act::Refresh, None),
-                    Edit::Touch(_) if *fence == 0 => return,
-                    Edit::Touch(_) => (Act::Touch, None),
+                    Edit::Touch { .. } if *fence == 0 => return,
+                    Edit::Touch { .. } => (Act::Touch, None),
                 };
                 let (key, fence) = (key(name), *fence);
                 self.log.tell(Event::Written { act, key, fence, value, sent });
+            }
+            (Operation::EndTag { tag, end, .. }, Answer::EndTag(_)) => {
+                let expires = *end == TagEnd::Expired;
+                self.log.tell(Event::TagEnded { tag: tag.clone(), expires, sent });
             }
             _ => {}
         }

@@ -414,6 +414,31 @@ async fn a_negative_value_that_is_touched_stays_negative() {
     }
 }
 
+/// "Not found" was stored between the look of a touch and its write, and lived as long as a value.
+#[tokio::test(start_paused = true)]
+async fn a_touch_does_not_prolong_a_negative_value_that_came_meanwhile() {
+    let none_ttl = TTL / 10;
+    let faulty = Faulty::new(|_| None);
+    let build = |builder: Builder<Option<usize>>| {
+        builder.ttl(TTL).negative_ttl(none_ttl, Option::is_none).build().unwrap()
+    };
+    let cache = build(Cache::builder(faulty.clone(), "bellwether"));
+    let other = build(Cache::builder(faulty.inner.clone(), "bellwether"));
+    cache.insert("k", &Some(1)).await.unwrap();
+    let mut is_late = false;
+    faulty.plan(move |op| {
+        let is_first = op == Op::Edit && !std::mem::replace(&mut is_late, op == Op::Edit);
+        is_first.then_some(Fault::Late(50 * MS))
+    });
+    let touched = cache.clone();
+    let touched = spawn(async move { touched.request("k").touch().await.unwrap() });
+    sleep(10 * MS).await;
+    other.insert("k", &None).await.unwrap();
+    assert!(touched.await.unwrap());
+    let entry = cache.explain("k").await.unwrap().entry.unwrap();
+    assert_eq!(entry.windows, Some(Windows::fresh(none_ttl)));
+}
+
 /// A value that says that there is none ends with its time, and nothing stands in for its load.
 #[tokio::test(start_paused = true)]
 async fn none_is_kept_for_a_time_of_its_own() {

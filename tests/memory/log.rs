@@ -289,6 +289,10 @@ fn settings_that_mislead_are_advised_against() {
         assert!(last.contains(advised.unwrap_or_default()), "{last}");
         assert!(last.is_empty() || last.contains("target=bellwether::advice"), "{last}");
     }
+    let _ = MemoryBackend::with_weight(600);
+    assert_eq!(lines.with("`MemoryBackend::with_weight`").len(), 0);
+    let _ = MemoryBackend::with_weight(0);
+    assert_eq!(lines.with("`MemoryBackend::with_weight`").len(), 1);
     let http = bellwether::http_cache(MemoryBackend::new(), "misleading").build().unwrap();
     let layer = bellwether::BellwetherLayer::http(http).vary_by_header("x-tenant");
     assert_eq!(lines.with("`vary_by_header`").len(), 0);

@@ -9,6 +9,7 @@ mod cache;
 mod channels;
 mod claims;
 mod codecs;
+mod deferred;
 mod failures;
 mod family;
 mod faulty;

@@ -207,12 +207,19 @@ async fn a_value_that_is_not_to_be_stored_is_not_remembered() {
 /// Zero switches the memory off, and a value that is too heavy for it costs each caller a load.
 #[tokio::test(start_paused = true)]
 async fn the_memory_may_be_off_or_too_small() {
-    for bytes in [0, 500] {
+    for bytes in [0, 2048] {
         let scene = Scene::with(|builder| builder.outage_memory(bytes));
         scene.leave(Fault::Refuse);
+        let key = "k".repeat(100);
         for load in 1..4 {
-            assert_eq!(scene.ask("k").await, (load, Source::Degraded));
+            assert_eq!(scene.ask(&key).await, (load, Source::Degraded));
         }
+    }
+    for bytes in [1, 500, 2047] {
+        let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether");
+        let error = builder.outage_memory(bytes).build().unwrap_err();
+        let is_told = error.to_string().contains("`outage_memory` is");
+        assert!(error.kind() == ErrorKind::InvalidConfig && is_told, "{error}");
     }
 }
 

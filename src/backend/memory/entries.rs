@@ -231,9 +231,13 @@ impl Data {
         let changed = match (edit, stored) {
             (Edit::Put(entry, _), _) if !self.entries.fits(name, entry) => return None,
             (Edit::Put(entry, ttl), _) => Some((entry.clone(), *ttl)),
-            (Edit::Touch(_), None) => return Some(0),
-            (Edit::Touch(_), Some((entry, _))) if entry.has_ended() => return Some(0),
-            (Edit::Touch(windows), Some((entry, _))) => {
+            (Edit::Touch { .. }, None) => return Some(0),
+            (Edit::Touch { seen, .. }, Some((entry, _)))
+                if entry.has_ended() || *seen != 0 && *seen != entry.fence =>
+            {
+                return Some(0);
+            }
+            (Edit::Touch { windows, .. }, Some((entry, _))) => {
                 let windows = windows.in_range();
                 Some((entry.with_windows(windows), windows.kept()))
             }
@@ -248,7 +252,7 @@ impl Data {
             self.push(name, Change::Wake);
             return Some(fence);
         }
-        if !matches!(edit, Edit::Touch(_)) {
+        if !matches!(edit, Edit::Touch { .. }) {
             for schema in [-1_i16, 0, 1] {
                 let schema = name.schema.wrapping_add_signed(schema);
                 self.entries.remove(&(name.prefix.clone(), schema));

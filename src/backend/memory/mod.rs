@@ -17,10 +17,10 @@ use std::{
 
 use self::{
     data::Data,
-    stored::{StoredSemaphore, Weigh, weigh_bytes},
+    stored::{ROW, StoredSemaphore, Weigh, weigh_bytes},
 };
 use super::{Channels, ProcessId, SemaphoreKind};
-use crate::{key::Name, sync::lock};
+use crate::{advice, key::Name, sync::lock};
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
@@ -44,8 +44,12 @@ impl MemoryBackend {
     }
 
     /// Creates a store whose entries take so many bytes of memory in all. Each counts with its key
-    /// and its fence, which are about 600 bytes more than its value.
+    /// and its fence, which are about 600 bytes more than its value. With less it keeps none, which
+    /// the log says.
     pub fn with_weight(limit: usize) -> Self {
+        if limit < ROW {
+            advice::no_room(limit, ROW);
+        }
         Self::with_limit(limit, weigh_bytes)
     }
 

@@ -23,7 +23,7 @@ pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
 
 /// The bytes that the tables take for an entry and its fence, beside its key and its payload. They
 /// are measured.
-const ROW: usize = 600;
+pub(super) const ROW: usize = 600;
 
 pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
     ROW + prefix.len() + entry.weight()

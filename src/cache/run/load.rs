@@ -22,13 +22,13 @@ use crate::{
     backend::{BackOff, Committed, Entry, EntryKind, Grant, Tagged, Windows, answered_by},
     cache::{
         AfterFailure, Lead, Loaded, Source,
-        breaker::Outage,
         failures::whole_millis,
         lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
         notes::EntryNote,
+        outage::Outage,
         outcome::{Alone, FlightResult, Record},
         settings::UNCACHEABLE_LIFE,
     },
@@ -173,13 +173,18 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or if an act of this process on the
+    /// key is [deferred](Error::is_deferred). [`Backend`](crate::ErrorKind::Backend) if the backend
+    /// did not answer.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
     pub async fn confirm(&self) -> Result<(), Error> {
+        let AskedKey { core, key, name, .. } = &self.asked;
+        if core.writes.holds_back(name, self.guard.granted.fence) {
+            return Err(Error::lost(&key.text));
+        }
         self.guard.renew().await
     }
 
@@ -436,18 +441,15 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         lead: &Lead<V>,
         outage: Option<Outage>,
     ) {
-        let is_kept = entry.kind == EntryKind::Value && !lead.keeping().do_not_store;
-        let lasts = |outage: &Outage| is_kept && self.shard.breaker.outage() == Some(*outage);
-        let copies = self.core.copies.as_ref().zip(begun.mark);
-        if let Some((outage, (copies, mark))) = outage.filter(lasts).zip(copies) {
-            // The value replaces the stored one, and its load began after its callers were told of
-            // their fence.
-            let replaced = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
-            let fence = replaced.max(self.options.rules.least_fence);
-            let mut entry = entry.with_fence(fence);
-            let size = self.core.take_payload(&mut entry).len();
-            copies.note_loaded(mark, &self.key, outage, (entry, size), value.clone());
+        let (Some(outage), Some(mark)) = (outage, begun.mark) else { return };
+        if lead.keeping().do_not_store {
+            return;
         }
+        // The value replaces the stored one, and its load began after its callers were told of
+        // their fence.
+        let replaced = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
+        let entry = entry.with_fence(replaced.max(self.options.rules.least_fence));
+        self.core.remember(&self.key, &self.shard, outage, mark, entry, value);
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
@@ -515,6 +517,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
+        // A write that is deferred takes no lease away.
+        let are_current = are_current && !core.writes.holds_back(&asked.name, guard.granted.fence);
         let is_value = entry.kind == EntryKind::Value;
         if !is_value {
             core.counters.unstorable.add();

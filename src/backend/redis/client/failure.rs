@@ -4,6 +4,19 @@ use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
 
+/// The codes of a server that refuses until it is well again: it is in a failover, loads its data,
+/// cannot save, lacks replicas, or runs a long script; or a slot of the cluster moves.
+const PASSING: &[&str] = &[
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "BUSY",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+];
+
 pub(super) struct CommandFailure {
     /// How to send the command so that it works; `None` where no way is known.
     pub(super) retry: Option<CommandRetry>,
@@ -30,7 +43,12 @@ impl CommandFailure {
             _ => BackendErrorKind::Unknown,
         };
         let retry = CommandRetry::of(&error);
-        let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
+        let outlook: fn(BackendError) -> BackendError = match code(&error) {
+            Some("OOM") => BackendError::lasting,
+            Some("NOPERM") => BackendError::forbidden,
+            Some(code) if PASSING.contains(&code) => BackendError::passing,
+            _ => |error| error,
+        };
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
         // The library shows the source of its error in the text, so the text is all.
@@ -41,8 +59,8 @@ impl CommandFailure {
             ),
             false => error.to_string(),
         };
-        let error = BackendError::new(kind, why);
-        Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
+        let error = outlook(BackendError::new(kind, why));
+        Self { retry, error: if lacks_right { error.forbidden() } else { error } }
     }
 }
 
@@ -111,7 +129,8 @@ mod tests {
 
     use super::*;
 
-    /// Texts of servers of version 6 and 7. Only a refusal until an operator acts is lasting.
+    /// Texts of servers of version 6 and 7. Only a refusal until an operator acts is lasting. A
+    /// server that is not well counts as away.
     #[test]
     fn the_code_of_a_failure_is_found_and_whether_it_is_lasting() {
         let of_script = "ERR Error running script (call to f_32): @user_script:";
@@ -131,7 +150,11 @@ mod tests {
             let reply = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
             let Err(error) = reply else { panic!("no error: {said}") };
             assert_eq!(code(&error), Some(expected), "{said}");
-            assert_eq!(CommandFailure::of(error).error.is_lasting(), is_lasting, "{said}");
+            let error = CommandFailure::of(error).error;
+            assert_eq!(error.is_lasting(), is_lasting, "{said}");
+            let is_away = ["LOADING", "TRYAGAIN", "READONLY"].contains(&expected);
+            assert_eq!(error.is_away(), is_away, "{said}");
+            assert_eq!(error.is_forbidden(), is_lasting && expected != "OOM", "{said}");
         }
     }
 }

@@ -133,9 +133,10 @@ impl Store for RedisBackend {
                 let head = Entry::FENCE.start;
                 with_entry(call("put"), name, entry, head, Some(*ttl), staged.as_deref())
             }
-            Edit::Touch(windows) => {
+            Edit::Touch { windows, seen } => {
                 let windows = windows.in_range();
-                call("touch").arg(windows.encoded()).arg(millis(windows.kept()))
+                let call = call("touch").arg(windows.encoded()).arg(millis(windows.kept()));
+                call.arg(*seen)
             }
             Edit::Expire => call("expire"),
             Edit::Supersede => call("supersede"),

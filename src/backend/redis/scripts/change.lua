@@ -7,6 +7,7 @@
 -- tiers: the channel of local tiers that may have the entry, or ''
 -- kind, rest: the bytes of an entry before its fence, and behind its time
 -- windows: of `touch`, as in the header
+-- seen: the fence of the entry that `touch` means, or 0 for whatever stands
 local lease, fence, entry, channel, failure, entry_before, entry_after, staged = unpack(KEYS)
 local what, fence_ms, tiers = unpack(ARGV)
 
@@ -27,10 +28,11 @@ if what == 'put' then
     redis.call('SET', entry, bytes, 'PX', ttl_ms)
   end
 elseif what == 'touch' then
-  local windows, ttl_ms = unpack(ARGV, 4)
+  local windows, ttl_ms, seen = unpack(ARGV, 4)
+  local is_other = seen ~= '0' and tonumber(seen) ~= stored
   -- The windows that an expiry has ended do not begin anew.
   local has_expired = '^' .. ('0'):rep(20) .. '.*[^0]'
-  if not found or string.find(windows_now, has_expired) then return 0 end
+  if not found or is_other or string.find(windows_now, has_expired) then return 0 end
   redis.call('SETRANGE', entry, 4, text .. digits(at_us))
   redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
