@@ -3,7 +3,10 @@
 //! An answer that may be shared is announced with its head, and callers read its body while it
 //! arrives.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
@@ -194,7 +197,7 @@ impl ResponseLoad {
         answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Option<Collector>) {
         let (settings, lead) = (&self.asked.http.0, &self.lead);
-        let Shareable { windows, age, .. } = shareable;
+        let Shareable { windows, joined_for, age, .. } = shareable;
         let limits = BodyLimits {
             size: shareable.body_limit,
             total: settings.body_limit,
@@ -207,8 +210,15 @@ impl ResponseLoad {
         let response = CachedResponse { head, body, age, late: 0 };
         let arriving = collector.as_ref().map(|it| it.body.clone());
         let (forward, received) = (self.forward.clone(), Instant::now());
-        let streamed = StreamedResponse { response, arriving, variant, forward, received, windows };
-        let streamed = Arc::new(streamed);
+        let streamed = Arc::new(StreamedResponse {
+            response,
+            arriving,
+            variant,
+            forward,
+            received,
+            windows,
+            joined_for,
+        });
         if let Ok(response) = streamed.response(true) {
             let source = lead.source();
             let is_stored = source == Source::Led && !windows.fresh.is_zero();
@@ -291,6 +301,8 @@ pub(super) struct StreamedResponse {
     received: Instant,
     /// They begin with the head. All are zero if it is for those only that ask meanwhile.
     windows: Windows,
+    /// For how long after its head callers may join it.
+    joined_for: Duration,
 }
 
 impl StreamedResponse {
@@ -302,8 +314,8 @@ impl StreamedResponse {
         &self,
         is_own: bool,
     ) -> Result<Response<ResponseBody>, Option<BodyError>> {
-        let (elapsed, lifetime) = (self.received.elapsed(), self.windows.fresh);
-        if !is_own && !lifetime.is_zero() && elapsed >= lifetime {
+        let elapsed = self.received.elapsed();
+        if !is_own && elapsed >= self.joined_for {
             return Err(None);
         }
         let CachedResponse { head, body, age, .. } = self.response.clone();
@@ -317,13 +329,11 @@ impl StreamedResponse {
 
     /// Returns the response with its whole body, and the windows that are left of it.
     fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
-        let (took, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        let took = self.received.elapsed();
         let mut response = CachedResponse { body, ..self.response.clone() };
         response.age = response.age.saturating_add(took.as_secs());
-        if !lifetime.is_zero() {
-            let late = took.saturating_sub(lifetime).as_millis();
-            response.late = late.try_into().unwrap_or(u32::MAX);
-        }
-        (response, Windows { fresh: lifetime.saturating_sub(took), ..self.windows })
+        let late = took.saturating_sub(self.joined_for).as_millis();
+        response.late = late.try_into().unwrap_or(u32::MAX);
+        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
     }
 }

@@ -56,6 +56,8 @@ pub(super) struct Shareable {
     /// The remaining lifetime, and what follows it. All are zero if only those may have the
     /// response that wait for it.
     pub(super) windows: Windows,
+    /// For how long after its head callers may join its body.
+    pub(super) joined_for: Duration,
     /// Once it is no longer fresh, it may only be validated, and not be served.
     pub(super) only_validates: bool,
     /// The age of the response when it arrived, in seconds.
@@ -184,10 +186,13 @@ impl<'a> Judged<'a> {
         let Self { parts, announced, body_limit, vary, directives: it, .. } = self;
         let age = age(&parts.headers, self.received, took);
         let (mut windows, mut only_validates) = (Windows::fresh(Duration::ZERO), false);
+        let mut joined_for = Duration::MAX;
         if settings.policy.coalesces {
-            // Requests to a careful layer have nothing of their users.
-            if settings.policy.is_rfc9111 && lifetime.is_none() {
-                return None;
+            // Requests to a careful layer have nothing of their users. A request to the other one
+            // may, so only a response that may be reused answers it (RFC 9111, section 4).
+            if settings.policy.is_rfc9111 {
+                let left = lifetime?.checked_sub(Duration::from_secs(age));
+                joined_for = left.filter(|left| !left.is_zero())?;
             }
         } else {
             let (limit, default) =
@@ -201,6 +206,7 @@ impl<'a> Judged<'a> {
             };
             let left = lifetime?.checked_sub(Duration::from_secs(age));
             windows.fresh = left.filter(|left| !left.is_zero())?.min(default.fresh);
+            joined_for = windows.fresh;
             windows.stale = window(it.stale_while_revalidate, default.stale);
             windows.error = window(it.stale_if_error, default.error);
             only_validates = windows.is_fresh_only()
@@ -210,7 +216,7 @@ impl<'a> Judged<'a> {
         if only_validates {
             windows.error = settings.kept_for_validation;
         }
-        Some(Shareable { windows, only_validates, age, vary, announced, body_limit })
+        Some(Shareable { windows, joined_for, only_validates, age, vary, announced, body_limit })
     }
 
     /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness
