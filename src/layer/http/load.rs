@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
+use http::{Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
 use http_body_util::Full;
 use tokio::{sync::oneshot, time::Instant};
@@ -21,11 +21,12 @@ use super::{
     body::{BodyLimits, Collector, NotCollected, ServiceBody, SharedBody},
     cached::ResponseHead,
     invalidation::GROUPS,
+    marks::MarkOf,
     request::Asked,
     response::{Shareable, Unshared},
     status::Forward,
     unavailable::{failing, is_failure},
-    validation::{add_validators, renewed},
+    validation::{Validated, add_validators, validated},
     variants::Variant,
 };
 use crate::{
@@ -88,6 +89,7 @@ pub(super) async fn load<C: ServiceCall>(
     let call =
         call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
     let mut head = asked.question.for_all();
+    let stale = stale.filter(|_| asked.http.0.marks.permits_conditions(&asked.place.lasting));
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
     let load = ResponseLoad { asked, begun: Instant::now(), lead, forward };
@@ -99,7 +101,13 @@ pub(super) async fn load<C: ServiceCall>(
         }
     };
     if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
-        response = load.renewed(&stale.value, response.headers()).await?;
+        let from_bytes = |bytes| ServiceBody::new(Full::new(bytes));
+        response = match validated(&stale.value, response.headers()) {
+            Validated::Renewed(renewed) => renewed.map(from_bytes),
+            Validated::Confirmed(confirmed) => {
+                return Ok(load.land_confirmed(confirmed.map(ResponseBody::whole), answer).await);
+            }
+        };
     }
     load.land(response, answer).await
 }
@@ -114,19 +122,19 @@ struct ResponseLoad {
 }
 
 impl ResponseLoad {
-    /// Returns the stale response with the new headers of its `304`.
-    async fn renewed(
+    /// Answers the caller alone with what the service has confirmed by another tag. The service
+    /// would do the same at the next load, so that sends no conditions.
+    async fn land_confirmed<E>(
         &self,
-        stale: &CachedResponse,
-        newer: &HeaderMap,
-    ) -> Result<Response<ServiceBody>, Error> {
-        if let Some(renewed) = renewed(stale, newer) {
-            return Ok(renewed.map(|bytes| ServiceBody::new(Full::new(bytes))));
-        }
-        if stale.head.only_validates {
-            self.remove_stored().await;
-        }
-        Err(Error::new(ErrorKind::Load, "the inner service validated another response"))
+        response: Response<ResponseBody>,
+        answer: oneshot::Sender<CallResult<E>>,
+    ) -> Produced<CachedResponse> {
+        let Asked { http, place, .. } = &self.asked;
+        http.0.marks.set(&place.lasting, MarkOf::Conditions);
+        self.remove_stored().await;
+        let forward = Forward::Uncacheable(Some("etag"));
+        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
+        Produced::Alone(Alone::Reserved)
     }
 
     /// Returns what the flight lands with. Its caller has the response at once.
@@ -174,11 +182,11 @@ impl ResponseLoad {
         let (forward, produced) = match why {
             Unshared::Failing => (self.forward.clone(), failing(question, &parts, &self.lead)),
             Unshared::Reserved => {
-                marks.set(&place.lasting, true);
+                marks.set(&place.lasting, MarkOf::Authorized);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
             }
             Unshared::Uncacheable(why) => {
-                marks.set(&place.lasting, false);
+                marks.set(&place.lasting, MarkOf::All);
                 (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
             }
         };
@@ -258,7 +266,7 @@ impl ResponseLoad {
             }
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.response.status()).await;
-                self.asked.http.0.marks.set(&self.asked.place.lasting, false);
+                self.asked.http.0.marks.set(&self.asked.place.lasting, MarkOf::All);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
             Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
