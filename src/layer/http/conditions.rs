@@ -25,6 +25,9 @@ use super::{
 /// `If-Match` and `If-Unmodified-Since` are for the inner service.
 pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
+/// Those that are about a range.
+pub(super) const RANGE_TERMS: [HeaderName; 2] = [IF_RANGE, RANGE];
+
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
@@ -34,8 +37,9 @@ impl Question {
         }
         let (mut parts, body) = response.into_parts();
         let is_ok = parts.status == StatusCode::OK;
+        let is_success = is_ok || parts.status == StatusCode::PARTIAL_CONTENT;
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        let body = if is_ok && is_known(asked, &parts.headers) {
+        let body = if is_success && is_known(asked, &parts.headers) {
             not_modified(&mut parts);
             ResponseBody::default()
         } else if is_head {

@@ -23,7 +23,7 @@ use super::{
     invalidation::GROUPS,
     marks::MarkOf,
     request::Asked,
-    response::{Shareable, Unshared},
+    response::{Shareable, Unshared, is_about_range},
     status::Forward,
     unavailable::{failing, is_failure},
     validation::{Validated, add_validators, validated},
@@ -88,11 +88,13 @@ pub(super) async fn load<C: ServiceCall>(
     let call = lock(&call).take();
     let call =
         call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
-    let mut head = asked.question.for_all();
+    // What is stored may be validated, and the part is cut from that.
+    let sends_range = !lead.replaces() && asked.question.wants_part();
+    let mut head = asked.question.for_all(sends_range);
     let stale = stale.filter(|_| asked.http.0.marks.permits_conditions(&asked.place.lasting));
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
-    let load = ResponseLoad { asked, begun: Instant::now(), lead, forward };
+    let load = ResponseLoad { asked, begun: Instant::now(), lead, forward, sends_range };
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
@@ -119,6 +121,8 @@ struct ResponseLoad {
     lead: Lead<CachedResponse>,
     /// Why its request was sent.
     forward: Forward,
+    /// Its request had the range of its caller.
+    sends_range: bool,
 }
 
 impl ResponseLoad {
@@ -145,10 +149,13 @@ impl ResponseLoad {
     ) -> Result<Produced<CachedResponse>, Error> {
         let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
-        let judged = match self.lead.has_stand_in() && is_failure(parts.status) {
+        let judged = if self.sends_range && is_about_range(&parts) {
+            Err(Unshared::Part)
+        } else if self.lead.has_stand_in() && is_failure(parts.status) {
             // The stored response stands in for it, whatever its lifetime.
-            true => Err(Unshared::Failing),
-            false => http.judge(question, self.begun.elapsed(), &parts, &body),
+            Err(Unshared::Failing)
+        } else {
+            http.judge(question, self.begun.elapsed(), &parts, &body)
         };
         let (request, limit) = (&question.head.headers, http.0.cache.core.settings.max_key);
         let shared = judged.and_then(|mut shareable| {
@@ -184,6 +191,9 @@ impl ResponseLoad {
             Unshared::Reserved => {
                 marks.set(&place.lasting, MarkOf::Authorized);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
+            }
+            Unshared::Part => {
+                (Forward::Uncacheable(Some("range")), Produced::Alone(Alone::Reserved))
             }
             Unshared::Uncacheable(why) => {
                 marks.set(&place.lasting, MarkOf::All);

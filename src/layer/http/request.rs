@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, RANGE},
     request::Parts,
 };
 use http_body::Body;
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     Http,
-    conditions::TERMS,
-    fields::{Directives, names_no_field, pragma},
+    conditions::{RANGE_TERMS, TERMS},
+    fields::{Directives, names_no_field, pragma, sole},
     header_names::{HeaderClass, classify},
     key::{Target, is_named, may_hold_another, texts},
     status::Forward,
@@ -31,14 +31,29 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Returns the head of a request for the whole response, which answers all that is asked.
-    pub(super) fn for_all(&self) -> Parts {
+    /// Returns the head of a request for the whole response, which answers all that is asked. Its
+    /// range may stay.
+    pub(super) fn for_all(&self, keeps_range: bool) -> Parts {
         let mut head = self.head.clone();
         head.method = Method::GET;
         for name in TERMS {
-            head.headers.remove(name);
+            if !(keeps_range && RANGE_TERMS.contains(&name)) {
+                head.headers.remove(name);
+            }
         }
         head
+    }
+
+    /// Returns whether the request is for a part of the response. A `HEAD` is for none (RFC 9110,
+    /// section 14.2).
+    pub(super) fn wants_part(&self) -> bool {
+        let headers = &self.head.headers;
+        if self.head.method != Method::GET || !headers.contains_key(RANGE) {
+            return false;
+        }
+        let range = sole(headers, RANGE).map(|range| range.as_bytes().trim_ascii());
+        // Players and download managers begin so. It is all of the response.
+        range != Some(b"bytes=0-".as_slice())
     }
 }
 

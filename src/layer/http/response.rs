@@ -21,6 +21,7 @@ use super::{
     Http,
     body::ServiceBody,
     cached::encoded_head_len,
+    conditions::RANGE_TERMS,
     fields::{Directives, date, listed, pragma, seconds, sole, vary},
     key::{Target, located},
     layer::HttpSettings,
@@ -36,6 +37,8 @@ pub(super) enum Unshared {
     Uncacheable(&'static str),
     /// Its request has credentials. Without them, it could be shared.
     Reserved,
+    /// It is about the range of its request. The whole response may be shareable.
+    Part,
     /// It is an error, so the next response may be shareable.
     Failing,
 }
@@ -95,6 +98,19 @@ impl Http {
             false => Ok(shareable),
         }
     }
+}
+
+/// Returns whether the response to a request with a range is about that range: a part (RFC 9110,
+/// section 15.3.7), or that there is no such part (section 15.5.17). One that says that it depends
+/// on the range is, too, whatever its status.
+pub(super) fn is_about_range(parts: &Parts) -> bool {
+    let is_part = parts.status == StatusCode::PARTIAL_CONTENT;
+    if is_part || parts.status == StatusCode::RANGE_NOT_SATISFIABLE {
+        return true;
+    }
+    let varies_by = vary(&parts.headers).unwrap_or_default();
+    parts.headers.contains_key(CONTENT_RANGE)
+        || RANGE_TERMS.iter().any(|name| varies_by.contains(name))
 }
 
 /// A response that is judged.

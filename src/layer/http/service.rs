@@ -241,7 +241,12 @@ impl Asked {
                 Ok(response) => return Ok(Ok(response)),
                 Err(next) => next,
             },
-            FlightResult::Alone(Alone::Reserved) if !question.is_authorized => Next::Retry(None),
+            // A part that cannot be cut from what another caller has is asked for.
+            FlightResult::Alone(Alone::Reserved)
+                if !question.is_authorized && !question.wants_part() =>
+            {
+                Next::Retry(None)
+            }
             FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
             FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
         };
