@@ -11,6 +11,7 @@ use http::{Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
+    body::Backlog,
     key::{KeyPart, Target, header_part},
     marks::Marks,
     passes::PassedHeaders,
@@ -185,6 +186,31 @@ impl BellwetherLayer<Http> {
         self.with(|settings| settings.body_limit = limit)
     }
 
+    /// Sets how many bytes of one body that is not stored are kept for its slow readers. Defaults to
+    /// 8 MiB.
+    ///
+    /// The callers that share a body read it at their own paces. While so many bytes are kept, the
+    /// others wait for the slowest caller, for as long as they have read. So it may hold them to
+    /// half of their pace, and no lower. After that it gets [an
+    /// error](crate::layer::BodyError::Slow).
+    pub fn body_backlog(self, bytes: usize) -> Self {
+        self.with(|settings| {
+            let backlog = Backlog::new(bytes as u64, settings.backlog.of_layer);
+            settings.backlog = Arc::new(backlog);
+        })
+    }
+
+    /// Sets how many bytes of all such bodies are kept for slow readers. Defaults to 64 MiB.
+    ///
+    /// Beyond that, the caller gets [an error](crate::layer::BodyError::Slow) that is behind
+    /// another one and has taken nothing for longest.
+    pub fn layer_backlog(self, bytes: usize) -> Self {
+        self.with(|settings| {
+            let backlog = Backlog::new(settings.backlog.of_body, bytes as u64);
+            settings.backlog = Arc::new(backlog);
+        })
+    }
+
     /// Lets each request pass to the inner service while a flag is set, as if the layer were not
     /// there. It is a switch for an incident, such as a private page that was served.
     ///
@@ -275,6 +301,8 @@ pub(super) struct HttpSettings {
     pub(super) kept_for_validation: Duration,
     pub(super) max_stale: Duration,
     pub(super) body_limit: Duration,
+    /// What is kept for slow readers, of all services of the layer.
+    pub(super) backlog: Arc<Backlog>,
     pub(super) refuses_overload: bool,
     /// While it is set, each request passes.
     pub(super) switch: Option<Arc<AtomicBool>>,
@@ -306,6 +334,7 @@ impl HttpSettings {
             max_stale: Duration::from_secs(86_400),
             // A body within the size limit that takes longer is a stream.
             body_limit: Duration::from_secs(60),
+            backlog: Arc::new(Backlog::new(8 << 20, 64 << 20)),
             refuses_overload: false,
             switch: None,
             passed_headers: Arc::default(),

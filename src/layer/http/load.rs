@@ -220,6 +220,7 @@ impl ResponseLoad {
             size: shareable.body_limit,
             total: settings.body_limit,
             finish_unread: !settings.cache.core.settings.cancels_abandoned,
+            backlog: settings.backlog.clone(),
         };
         let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
         tags.into_iter().for_each(|tag| lead.tag(tag));
