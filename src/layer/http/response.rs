@@ -244,6 +244,9 @@ impl<'a> Judged<'a> {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
+        if it.is_garbled {
+            return Some(Duration::ZERO);
+        }
         if let Some(seconds) = it.s_maxage.or(it.max_age) {
             return Some(Duration::from_secs(seconds));
         }
