@@ -20,6 +20,7 @@ use tower_service::Service;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody,
+    invalidation::is_safe,
     load::{CallResult, PendingCall, ServiceCall, StreamedResponse, load},
     request::{Asked, Question},
     status::{Forward, ttl},
@@ -93,7 +94,7 @@ impl Http {
             Forward::Full => counters.passed_overloaded.add(),
             _ => {}
         }
-        let is_kept = place.is_some() || !question.head.method.is_safe();
+        let is_kept = place.is_some() || !is_safe(&question.head.method);
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
         let (parts, body) = call.send(Arc::unwrap_or_clone(question).head).await?.into_parts();

@@ -111,6 +111,14 @@ async fn the_answer_to_an_unsafe_request_ends_groups() {
         ("GET", "200", false),
         ("HEAD", "200", false),
         ("OPTIONS", "200", false),
+        ("PROPFIND", "207", false),
+        ("REPORT", "200", false),
+        ("SEARCH", "200", false),
+        ("QUERY", "200", false),
+        ("propfind", "200", true),
+        ("PROPPATCH", "207", true),
+        ("MKCOL", "201", true),
+        ("UNKNOWN", "200", true),
     ] {
         let backend = MemoryBackend::new();
         let [one, other] = [(); 2].map(|()| service(&backend));
