@@ -20,7 +20,6 @@ use super::{
     BodyError, CachedResponse, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, ServiceBody, SharedBody},
     cached::ResponseHead,
-    invalidation::GROUPS,
     marks::MarkOf,
     request::Asked,
     response::{Shareable, Unshared, is_about_range},
@@ -222,8 +221,9 @@ impl ResponseLoad {
             finish_unread: !settings.cache.core.settings.cancels_abandoned,
             backlog: settings.backlog.clone(),
         };
-        let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
-        tags.into_iter().for_each(|tag| lead.tag(tag));
+        for group in shareable.groups {
+            lead.tag(group);
+        }
         let (body, collector) = body.begin(shareable.announced, limits);
         let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
         let response = CachedResponse { head, body, age, late: 0 };

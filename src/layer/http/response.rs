@@ -4,7 +4,10 @@
 //! The rules decide before a response is stored or handed to another request. A response is not
 //! shared if it has a property that the rules do not know, or a header that they cannot parse.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
@@ -23,12 +26,13 @@ use super::{
     cached::encoded_head_len,
     conditions::RANGE_TERMS,
     fields::{Directives, date, listed, pragma, seconds, sole, vary},
+    invalidation::GROUPS,
     key::{Target, located},
     layer::HttpSettings,
     request::Question,
     validation::VALIDATORS,
 };
-use crate::backend::Windows;
+use crate::{backend::Windows, cache::are_fit};
 
 /// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -67,6 +71,8 @@ pub(super) struct Shareable {
     pub(super) age: u64,
     /// The headers of a request that select it.
     pub(super) vary: Vec<HeaderName>,
+    /// The tags of its groups.
+    pub(super) groups: Vec<Arc<str>>,
     /// Its length, if its headers have it.
     pub(super) announced: Option<u64>,
     /// The length of the largest body that is stored with its headers.
@@ -92,11 +98,24 @@ impl Http {
         // It may be for more than the credentials of its request (RFC 9111, section 3.5).
         let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
         let is_for_all = public || must_revalidate || s_maxage.is_some();
-        let shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
+        let mut shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
+        shareable.groups = self.groups(question, parts).ok_or_else(|| unshared("cache-groups"))?;
         match question.is_authorized && !is_for_all {
             true => Err(Unshared::Reserved),
             false => Ok(shareable),
         }
+    }
+}
+
+impl Http {
+    /// Returns the tags of the groups that a response belongs to. Returns `None` if the cache cannot
+    /// store so many of them, or one that is so long. A part of them would not end the response.
+    fn groups(&self, question: &Question, parts: &Parts) -> Option<Vec<Arc<str>>> {
+        let tags = self.tags(&question.head, &parts.headers, &GROUPS);
+        let mut groups: Vec<Arc<str>> = tags.into_iter().map(Arc::from).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        are_fit(&groups).then_some(groups)
     }
 }
 
@@ -232,7 +251,16 @@ impl<'a> Judged<'a> {
         if only_validates {
             windows.error = settings.kept_for_validation;
         }
-        Some(Shareable { windows, joined_for, only_validates, age, vary, announced, body_limit })
+        Some(Shareable {
+            windows,
+            joined_for,
+            only_validates,
+            age,
+            vary,
+            groups: Vec::new(),
+            announced,
+            body_limit,
+        })
     }
 
     /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness

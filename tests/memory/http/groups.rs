@@ -99,6 +99,34 @@ async fn a_response_may_have_many_groups() {
     }
 }
 
+/// It was said to be stored, and was loaded by each caller that came later.
+#[tokio::test(start_paused = true)]
+async fn a_response_of_too_many_groups_says_why_it_is_not_stored() {
+    let many = |count: usize| (0..count).map(|at| format!("\"{at}\"")).collect::<Vec<_>>().join(", ");
+    let long = |length: usize| format!("\"{}\"", "x".repeat(length));
+    let stored = "bellwether; fwd=uri-miss; stored; ttl=60";
+    let alone = "bellwether; fwd=uri-miss; detail=\"uncacheable: cache-groups\"";
+    // A tag has the host and a space before its group.
+    for (groups, status) in [
+        (many(128), stored),
+        (format!("{}, \"0\"", many(128)), stored),
+        (many(129), alone),
+        (long(507), stored),
+        (long(508), alone),
+    ] {
+        let service = service(&MemoryBackend::new());
+        let answer = page(&service, "/a", &groups).await;
+        assert_eq!(answer.headers["cache-status"], status);
+        assert_eq!(is_stored(&service, "/a").await, status == stored);
+        // The mark stays, so no caller waits.
+        let begun = Instant::now();
+        let lines = [("x-answer-cache-groups", &*groups)];
+        let asked = (0..10).map(|_| to("GET", "shop", "/a", &lines));
+        ask_all(std::slice::from_ref(&service), asked).await;
+        assert!(begun.elapsed() <= DELAY, "{:?}", begun.elapsed());
+    }
+}
+
 /// Section 3: the answer to an unsafe request ends the groups that it names, whatever its status.
 /// The answer to a safe one ends none.
 #[tokio::test(start_paused = true)]
