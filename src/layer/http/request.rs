@@ -1,4 +1,5 @@
-//! What a request asks of the layer, and whether it takes part, by an allow-list.
+//! What a request asks of the layer, and whether it takes part. By its headers, this is a deny-list:
+//! a header that no rule knows stands in no way.
 
 use std::sync::{Arc, atomic::Ordering};
 

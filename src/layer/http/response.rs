@@ -1,8 +1,9 @@
-//! Decides which responses may be shared, by an allow-list. Says how long they are fresh and how
-//! old they are (RFC 9111, section 4.2), and for how long they may be served stale (RFC 5861).
+//! Decides which responses may be shared. Says how long they are fresh and how old they are (RFC
+//! 9111, section 4.2), and for how long they may be served stale (RFC 5861).
 //!
-//! The rules decide before a response is stored or handed to another request. A response is not
-//! shared if it has a property that the rules do not know, or a header that they cannot parse.
+//! The rules decide before a response is stored or handed to another request. They list the
+//! statuses that may be shared, and the headers that forbid it: a header that they do not know
+//! forbids nothing. A response with a header that they cannot parse is not shared.
 
 use std::{
     sync::Arc,

@@ -41,6 +41,19 @@ async fn words_of_a_name_tell_tenants_persons_and_proofs() {
     all_are(names, [false, true]).await;
 }
 
+/// Each of these was harmless.
+#[tokio::test(start_paused = true)]
+async fn words_of_access_managers_and_of_proofs_are_found() {
+    let names = "x-wsse wsse x-cred x-creds x_creds x-passcode x-pass passcode x-userpass \
+                 x-pass-phrase x-jenkins-crumb jenkins-crumb .crumb x-request-forgery \
+                 x-antiforgery eppn x-eppn upn x-upn x-ms-upn x-spiffe-id spiffe iv-remote \
+                 iv-address iv_server sm_transactionid sm-universalid sm_serveridentityspec \
+                 displayname x-displayname x-display-name display_name x-access-code \
+                 accesscode x-device-code x_device_code otp-code x-otpcode x-verification";
+    all_are(names, [false, true]).await;
+    all_are("destination x-destination", [false, false]).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn headers_of_browsers_and_proxies_are_harmless() {
     let names = "sec-fetch-site sec-fetch-storage-access sec-ch-ua-model sec-ch-ua-arch \
