@@ -267,7 +267,8 @@ fn names_any(fields: &str, headers: &HeaderMap) -> bool {
     let mut names = fields.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
     let counts = |name: &str| {
         // A token may have others, but `*` and `'x-user'` name no field that a service has.
-        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let is_name =
+            name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
         !is_name || headers.contains_key(name)
     };
     names.peek().is_none() || names.any(counts)

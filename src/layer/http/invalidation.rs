@@ -42,7 +42,8 @@ fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
 /// Returns whether a method changes nothing at the service, by the registry of HTTP methods (RFC
 /// 9110, section 16.1.1). An unknown one may.
 pub(super) fn is_safe(method: &Method) -> bool {
-    method.is_safe() || matches!(method.as_str(), "PRI" | "PROPFIND" | "QUERY" | "REPORT" | "SEARCH")
+    method.is_safe()
+        || matches!(method.as_str(), "PRI" | "PROPFIND" | "QUERY" | "REPORT" | "SEARCH")
 }
 
 /// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks

@@ -90,6 +90,7 @@ pub(super) async fn load<C: ServiceCall>(
     // What is stored may be validated, and the part is cut from that.
     let sends_range = !lead.replaces() && asked.question.wants_part();
     let mut head = asked.question.for_all(sends_range);
+    asked.http.forward(&mut head.headers);
     let stale = stale.filter(|_| asked.http.0.marks.permits_conditions(&asked.place.lasting));
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
@@ -158,7 +159,8 @@ impl ResponseLoad {
         };
         let (request, limit) = (&question.head.headers, http.0.cache.core.settings.max_key);
         let shared = judged.and_then(|mut shareable| {
-            shareable.vary.retain(|name| !place.names.contains(name));
+            // The service has not seen a header that is not sent.
+            shareable.vary.retain(|name| !place.names.contains(name) && http.0.forwards(name));
             if shareable.vary.is_empty() {
                 return Ok((shareable, None));
             }

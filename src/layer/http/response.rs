@@ -109,8 +109,8 @@ impl Http {
 }
 
 impl Http {
-    /// Returns the tags of the groups that a response belongs to. Returns `None` if the cache cannot
-    /// store so many of them, or one that is so long. A part of them would not end the response.
+    /// Returns the tags of the groups that a response belongs to. Returns `None` if the cache
+    /// cannot store so many of them, or so long ones.
     fn groups(&self, question: &Question, parts: &Parts) -> Option<Vec<Arc<str>>> {
         let tags = self.tags(&question.head, &parts.headers, &GROUPS);
         let mut groups: Vec<Arc<str>> = tags.into_iter().map(Arc::from).collect();
@@ -169,7 +169,8 @@ impl<'a> Judged<'a> {
         let (policy, it) = (&self.settings.policy, &self.directives);
         let &Parts { status, ref headers, .. } = self.parts;
         let has = |name: &HeaderName| headers.contains_key(name);
-        let ignores = |name: HeaderName| !self.vary.contains(&name);
+        let ignores =
+            |name: HeaderName| !self.vary.contains(&name) || !self.settings.forwards(&name);
         let is_careful = !policy.is_rfc9111;
         let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
         let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);

@@ -52,10 +52,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let http = self.mode.clone();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        let as_sent = http.normalize(&mut head);
         let admitted = http.admit(&head, &body);
         let is_authorized = head.headers.contains_key(AUTHORIZATION);
-        let question = Arc::new(Question { head, since: Instant::now(), is_authorized });
+        let question = Arc::new(Question { head, as_sent, since: Instant::now(), is_authorized });
         let call = (self.inner.clone(), body);
         match admitted {
             Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
@@ -97,7 +98,8 @@ impl Http {
         let is_kept = place.is_some() || !is_safe(&question.head.method);
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
-        let (parts, body) = call.send(Arc::unwrap_or_clone(question).head).await?.into_parts();
+        let head = Arc::unwrap_or_clone(question).into_sent();
+        let (parts, body) = call.send(head).await?.into_parts();
         if let Some(question) = kept {
             let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
             match place {

@@ -102,7 +102,8 @@ async fn a_response_may_have_many_groups() {
 /// It was said to be stored, and was loaded by each caller that came later.
 #[tokio::test(start_paused = true)]
 async fn a_response_of_too_many_groups_says_why_it_is_not_stored() {
-    let many = |count: usize| (0..count).map(|at| format!("\"{at}\"")).collect::<Vec<_>>().join(", ");
+    let many =
+        |count: usize| (0..count).map(|at| format!("\"{at}\"")).collect::<Vec<_>>().join(", ");
     let long = |length: usize| format!("\"{}\"", "x".repeat(length));
     let stored = "bellwether; fwd=uri-miss; stored; ttl=60";
     let alone = "bellwether; fwd=uri-miss; detail=\"uncacheable: cache-groups\"";

@@ -81,8 +81,11 @@ async fn a_304_about_another_response_answers_its_caller_and_is_asked_for_once_a
                 let is_conditional = asked.iter().any(|name| request.headers().contains_key(*name));
                 counted.fetch_add(is_conditional.into(), Ordering::SeqCst);
                 let (call, modified) = (call.to_string(), "Tue, 15 Nov 1994 12:45:25 GMT");
-                let mut headers =
-                    vec![("cache-control", control), ("x-call", &call), ("last-modified", modified)];
+                let mut headers = vec![
+                    ("cache-control", control),
+                    ("x-call", &call),
+                    ("last-modified", modified),
+                ];
                 let tag = if is_conditional { told } else { stored };
                 headers.extend((!tag.is_empty()).then_some(("etag", tag)));
                 match is_conditional {
