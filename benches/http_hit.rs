@@ -2,8 +2,9 @@
 //!
 //! `cargo bench --bench http_hit [-- rounds]`. A request has the 12 headers of a browser, and its
 //! response has 12 headers too. The first row needs no server, for the cache is in memory: both
-//! ways take turns in one run, in processor time. The second row is a hit from Redis beside a bare
-//! `GET` of the same entry by the same client library, one after the other.
+//! ways take turns in one run, in processor time. The next rows are hits with one feature of
+//! `examples/proxy` each, and with all, beside those without. The last row is a hit from Redis
+//! beside a bare `GET` of the same entry by the same client library, one after the other.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use axum::{
 use bellwether::{
     BellwetherLayer, MemoryBackend, RedisBackend, http_cache,
     key::{Family, Name, Namespace},
+    layer::{Http, Policy},
 };
 use cpu_time::ProcessTime;
 use http_body_util::BodyExt;
@@ -34,6 +36,7 @@ fn main() {
     let rounds = words.find_map(|word| word.parse().ok()).unwrap_or(7);
     let in_memory = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     in_memory.block_on(from_memory(rounds));
+    in_memory.block_on(with_features(rounds));
     let with_server = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     // The task is spawned, so that no measured future runs in `block_on`.
     with_server.block_on(async move { tokio::spawn(from_redis(rounds)).await.unwrap() });
@@ -63,6 +66,49 @@ async fn from_memory(rounds: usize) {
     assert_eq!(cache.stats().loads, 1);
     let [bare, layered] = &times;
     ROWS.floor(("a hit from memory", layered), ("the bare handler", bare)).unwrap();
+}
+
+/// What the proxy sets, each alone and then all of them. The first row is without any.
+const FEATURES: [(&str, Set); 7] = [
+    ("a hit from memory", |layer| layer),
+    ("a hit with Cache-Status", BellwetherLayer::cache_status),
+    ("a hit with surrogate keys", BellwetherLayer::surrogate_keys),
+    ("a hit with a permitted PURGE", permit_purge),
+    ("a hit with reloads ignored", BellwetherLayer::ignore_reloads),
+    ("a hit by RFC 9111", |layer| layer.policy(Policy::rfc9111())),
+    (ALL, |layer| permit_purge(layer.cache_status().surrogate_keys().ignore_reloads())),
+];
+const TAGS: &str = "a hit of a cache with tags";
+const ALL: &str = "a hit with the features of the proxy";
+
+type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
+
+fn permit_purge(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.purge_if(|parts| parts.headers.contains_key("x-purge-key"))
+}
+
+async fn with_features(rounds: usize) {
+    let mut apps = Vec::new();
+    for (name, set) in FEATURES.into_iter().chain([(TAGS, FEATURES[0].1)]) {
+        let cache = http_cache(MemoryBackend::new(), "bellwether");
+        let cache = if [TAGS, ALL].contains(&name) { cache.tags() } else { cache };
+        let layer = BellwetherLayer::http(cache.build().unwrap());
+        let layer = set(layer.default_lifetime(Duration::from_secs(60)));
+        apps.push((name, router().layer(layer), Vec::new()));
+    }
+    for _ in 0..turns(rounds * 20) {
+        for (_, app, times) in &mut apps {
+            let begun = ProcessTime::now();
+            for _ in 0..HITS {
+                ask(app).await;
+            }
+            times.push(begun.elapsed() / HITS);
+        }
+    }
+    let (without, with) = apps.split_first().unwrap();
+    for (name, _, times) in with {
+        ROWS.floor((name, times), (without.0, &without.2)).unwrap();
+    }
 }
 
 async fn from_redis(rounds: usize) {

@@ -87,10 +87,10 @@ pub(crate) fn nothing_stands_in(namespace: &Namespace) {
 
 /// A layer was given the name of a header that cannot be one.
 #[cfg(feature = "http")]
-pub(crate) fn no_header(name: &str) {
+pub(crate) fn no_header(setting: &'static str, name: &str) {
     warn!(
-        target: TARGET, name,
-        "`vary_by_header` has no effect, because no header can have this name; correct the name"
+        target: TARGET, setting, name,
+        "a setting has no effect, because no header can have this name; correct the name"
     );
 }
 

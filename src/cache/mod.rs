@@ -66,6 +66,7 @@ pub(crate) use self::{
     loader::Produced,
     outcome::{Alone, FlightResult, Head},
     settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
+    tags::are_fit,
 };
 
 use self::core::Core;

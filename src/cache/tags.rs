@@ -18,6 +18,12 @@ use crate::{
 const MOST_TAGS: usize = 128;
 const LONGEST_TAG: usize = 512;
 
+/// Returns whether a value may have these tags, none of which is there twice.
+pub(crate) fn are_fit(tags: &[Arc<str>]) -> bool {
+    let is_fit = |tag: &Arc<str>| (1..=LONGEST_TAG).contains(&tag.len());
+    tags.len() <= MOST_TAGS && tags.iter().all(is_fit)
+}
+
 /// The tags of a cache.
 pub(super) struct Tags {
     /// The entries of this cache have tags.
@@ -75,8 +81,7 @@ impl Tags {
             let words = "this cache has no tags; build it with `tags()`";
             return Err(Error::new(ErrorKind::InvalidConfig, words));
         }
-        let is_fit = |tag: &Arc<str>| (1..=LONGEST_TAG).contains(&tag.len());
-        if tags.len() > MOST_TAGS || !tags.iter().all(is_fit) {
+        if !are_fit(tags) {
             let (count, longest) = (tags.len(), tags.iter().map(|tag| tag.len()).max());
             let words = format!(
                 "{count} tags of up to {} bytes: give at most {MOST_TAGS}, each of 1 to \

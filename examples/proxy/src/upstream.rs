@@ -3,6 +3,7 @@
 use std::{
     fmt,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,22 +17,73 @@ use http::{
     },
     uri::{Authority, PathAndQuery, Scheme},
 };
-use hyper::body::Incoming;
+use hyper::{
+    body::Incoming,
+    client::conn::http2::{self, SendRequest},
+};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
 };
+use tokio::{net::TcpStream, sync::Mutex};
 use tower::Service;
 
 use crate::options::Options;
 
+/// How often an HTTP/2 connection is asked whether it lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
 /// The origin. Clones share their connections.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    client: Client<HttpConnector, Incoming>,
+    connections: Connections,
     authority: Authority,
-    version: Version,
     timeout: Duration,
+}
+
+#[derive(Clone)]
+enum Connections {
+    /// A pool.
+    Http1(Box<Client<HttpConnector, Incoming>>),
+    /// A single one, once there is one. A pool would have one for each host that clients name.
+    Http2(Arc<Mutex<Option<SendRequest<Incoming>>>>),
+}
+
+impl Connections {
+    async fn send(
+        &self,
+        request: Request<Incoming>,
+        origin: &Authority,
+    ) -> Result<Response<Incoming>, BoxError> {
+        match self {
+            Self::Http1(client) => Ok(client.request(request).await?),
+            Self::Http2(single) => {
+                let mut connection = connected(single, origin).await?;
+                Ok(connection.send_request(request).await?)
+            }
+        }
+    }
+}
+
+/// Returns the HTTP/2 connection to the origin.
+async fn connected(
+    single: &Mutex<Option<SendRequest<Incoming>>>,
+    origin: &Authority,
+) -> Result<SendRequest<Incoming>, BoxError> {
+    let mut single = single.lock().await;
+    if let Some(living) = single.as_ref().filter(|connection| !connection.is_closed()) {
+        return Ok(living.clone());
+    }
+    let port = origin.port_u16().unwrap_or(80);
+    let stream = TcpStream::connect(format!("{}:{port}", origin.host())).await?;
+    stream.set_nodelay(true)?;
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(KEEP_ALIVE);
+    let (connection, driver) = builder.handshake(TokioIo::new(stream)).await?;
+    // The requests on it get its error.
+    tokio::spawn(async move { drop(driver.await) });
+    *single = Some(connection.clone());
+    Ok(connection)
 }
 
 /// Why a request has no answer of the origin.
@@ -59,7 +111,7 @@ impl fmt::Display for Unanswered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TimedOut => "the origin did not answer in time",
-            Self::Host => "the request names several hosts",
+            Self::Host => "the request names several hosts, or none that is one",
             Self::Tunnel => "the request asks for a tunnel",
         })
     }
@@ -70,16 +122,14 @@ impl std::error::Error for Unanswered {}
 impl Upstream {
     pub(crate) fn new(options: &Options) -> Result<Self, BoxError> {
         let authority = options.upstream.authority().ok_or("--upstream names no host")?.clone();
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(30))
-            .http2_only(options.upstream_http2)
-            .build_http();
-        let version = match options.upstream_http2 {
-            true => Version::HTTP_2,
-            false => Version::HTTP_11,
+        let connections = if options.upstream_http2 {
+            Connections::Http2(Arc::default())
+        } else {
+            let mut pool = Client::builder(TokioExecutor::new());
+            pool.pool_timer(TokioTimer::new()).pool_idle_timeout(Duration::from_secs(30));
+            Connections::Http1(Box::new(pool.build_http()))
         };
-        Ok(Self { client, authority, version, timeout: options.timeout })
+        Ok(Self { connections, authority, timeout: options.timeout })
     }
 
     /// Rewrites a request for the origin. The host stays that of the client.
@@ -96,13 +146,21 @@ impl Upstream {
             parts.headers.insert(HOST, HeaderValue::from_str(host.as_str())?);
         }
         join_cookies(&mut parts.headers)?;
+        let mut authority = self.authority.clone();
+        parts.version = Version::HTTP_11;
+        if let Connections::Http2(_) = self.connections {
+            parts.version = Version::HTTP_2;
+            // It is the `:authority` there, which stands for `Host` (RFC 9113, section 8.3.1).
+            if let Some(host) = parts.headers.remove(HOST) {
+                authority = host.as_bytes().try_into().map_err(|_invalid| Unanswered::Host)?;
+            }
+        }
         let root = || PathAndQuery::from_static("/");
         parts.uri = Uri::builder()
             .scheme(Scheme::HTTP)
-            .authority(self.authority.clone())
+            .authority(authority)
             .path_and_query(parts.uri.path_and_query().cloned().unwrap_or_else(root))
             .build()?;
-        parts.version = self.version;
         strip(&mut parts.headers);
         parts.headers.append(VIA, HeaderValue::from_static("1.1 bellwether"));
         Ok(Request::from_parts(parts, body))
@@ -120,9 +178,10 @@ impl Service<Request<Incoming>> for Upstream {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let request = self.rewrite(request);
-        let (client, timeout) = (self.client.clone(), self.timeout);
+        let upstream = self.clone();
         Box::pin(async move {
-            let answered = tokio::time::timeout(timeout, client.request(request?)).await;
+            let answering = upstream.connections.send(request?, &upstream.authority);
+            let answered = tokio::time::timeout(upstream.timeout, answering).await;
             let mut response = answered.map_err(|_elapsed| Unanswered::TimedOut)??;
             strip(response.headers_mut());
             Ok(response)
@@ -165,16 +224,66 @@ fn strip(headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use std::{convert::Infallible, future::pending};
+
+    use bytes::Bytes;
+    use http_body_util::Empty;
+    use tokio::net::TcpListener;
+    use tower::service_fn;
+
     use super::*;
+    use crate::server::Server;
 
     fn rewritten(request: Request<()>) -> Result<HeaderMap, BoxError> {
         let upstream = Upstream {
-            client: Client::builder(TokioExecutor::new()).build_http(),
+            connections: Connections::Http1(Box::new(
+                Client::builder(TokioExecutor::new()).build_http(),
+            )),
             authority: Authority::from_static("origin:8080"),
-            version: Version::HTTP_11,
             timeout: Duration::from_secs(1),
         };
         Ok(upstream.rewrite(request)?.into_parts().0.headers)
+    }
+
+    /// Answers with what it was asked.
+    async fn tell(request: Request<Incoming>) -> Result<Response<Empty<Bytes>>, Infallible> {
+        let (version, authority) = (request.version(), request.uri().authority());
+        let hosts = request.headers().get_all(HOST).iter().count();
+        let mut response = Response::new(Empty::new());
+        let told = HeaderValue::from_str(&format!("{version:?} {authority:?} {hosts}"));
+        response.headers_mut().extend(told.ok().map(|told| (VIA, told)));
+        Ok(response)
+    }
+
+    /// The origin was asked for its own address, with the host of the client in a header beside.
+    #[tokio::test]
+    async fn the_host_of_the_client_is_the_authority_of_http_2() -> Result<(), BoxError> {
+        let bind = || TcpListener::bind("127.0.0.1:0");
+        let (origin, listener, metrics) = (bind().await?, bind().await?, bind().await?);
+        let options = Options {
+            upstream: format!("http://{}/", origin.local_addr()?).parse()?,
+            upstream_http2: true,
+            quiet: true,
+            ..Options::default()
+        };
+        let url = format!("http://{}/", listener.local_addr()?);
+        let server = Server::new(16, options.grace);
+        let asking = async move {
+            let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+            for host in ["shop.test", "bank.test:80"] {
+                let request = Request::get(&url).header(HOST, host).body(Empty::new())?;
+                let response = client.request(request).await?;
+                assert_eq!(response.headers()[VIA], format!("HTTP/2.0 Some({host}) 0"));
+            }
+            let request = Request::get(&url).header(HOST, "a b").body(Empty::new())?;
+            assert_eq!(client.request(request).await?.status(), 400);
+            Ok(())
+        };
+        tokio::select! {
+            () = server.serve(origin, service_fn(tell), pending()) => Ok(()),
+            proxied = crate::proxy(options, listener, metrics, pending()) => proxied,
+            asked = asking => asked,
+        }
     }
 
     /// A client made the origin answer for another host, under the key of the one that it named.

@@ -3,9 +3,12 @@
 //!
 //! At first the load collects the body, within limits, so that it can be stored. All bytes are kept
 //! meanwhile, and readers may join. Once the load stops, a task polls the body as fast as the
-//! fastest reader wants, and bytes that all have read are freed. While too many bytes are kept for
-//! slow readers, the others wait for these, for a second in all. After that, a reader that is a
-//! whole buffer behind gets an error.
+//! fastest reader wants, and bytes that all have read are freed.
+//!
+//! What is kept for slow readers is the [`Backlog`]. While that of a body is full, the other
+//! readers wait for the slowest one. They do so for no longer than they have read. So a slow reader
+//! may hold the others to half of their pace. After that the slowest reader gets an error. While
+//! the backlog of the layer is full, the reader gets an error that has taken nothing for longest.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +18,10 @@ use std::{
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -161,8 +167,13 @@ impl ServiceBody {
         {
             return (bytes.clone(), None);
         }
-        let (state, moved) = (Mutex::default(), Notify::new());
-        let body = Arc::new(SharedBody { limits, announced, state, moved });
+        let body = Arc::new(SharedBody {
+            limits,
+            announced,
+            begun: Instant::now(),
+            state: Mutex::default(),
+            moved: Notify::new(),
+        });
         if let Some((data, end)) = first {
             body.receive(data, end);
         }
@@ -221,7 +232,8 @@ impl fmt::Debug for BodyError {
     }
 }
 
-/// For how long in all the readers of a body wait for slower ones.
+/// For how long the readers of a body wait for slower ones at least, in all. A fast one may have
+/// read for a few milliseconds only, and a mere pause of a task must end no reader.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A piece from this size on is kept as it came. Smaller ones are joined, because a list of small
 /// `Bytes` takes many times their size.
@@ -236,15 +248,77 @@ const TURN: u64 = 64 << 10;
 /// have their turns meanwhile.
 const UNREAD: Duration = Duration::from_millis(50);
 
-/// When a body is no longer collected.
-#[derive(Clone, Copy, Debug)]
+/// When a body is no longer collected, and what is kept for its slow readers then.
+#[derive(Clone, Debug)]
 pub(super) struct BodyLimits {
-    /// The largest body, in bytes. Once a body is left to its readers, at most so many are kept for
-    /// slow ones.
+    /// The largest body, in bytes.
     pub(super) size: u64,
     pub(super) total: Duration,
     /// Whether a body that has no reader is collected to its end.
     pub(super) finish_unread: bool,
+    pub(super) backlog: Arc<Backlog>,
+}
+
+/// The bytes that a layer keeps for slow readers, of bodies that are left to their readers.
+#[derive(Debug)]
+pub(super) struct Backlog {
+    /// The most bytes that one body keeps.
+    pub(super) of_body: u64,
+    /// The most bytes that all bodies keep.
+    pub(super) of_layer: u64,
+    kept: AtomicU64,
+    bodies: Mutex<Bodies>,
+}
+
+/// The bodies that are left to their readers, by the numbers in which they were left.
+#[derive(Debug, Default)]
+struct Bodies {
+    last: u64,
+    by_number: BTreeMap<u64, Weak<SharedBody>>,
+}
+
+impl Backlog {
+    pub(super) fn new(of_body: u64, of_layer: u64) -> Self {
+        Self { of_body, of_layer, kept: AtomicU64::new(0), bodies: Mutex::default() }
+    }
+
+    /// Adds a body that is left to its readers. Returns its number.
+    fn add(&self, body: &Arc<SharedBody>) -> u64 {
+        let mut bodies = lock(&self.bodies);
+        bodies.last += 1;
+        let number = bodies.last;
+        bodies.by_number.insert(number, Arc::downgrade(body));
+        number
+    }
+
+    fn remove(&self, number: u64) {
+        lock(&self.bodies).by_number.remove(&number);
+    }
+
+    /// Ends readers until the layer keeps no more bytes than it may.
+    fn make_room(&self) {
+        while self.kept.load(Ordering::Relaxed) > self.of_layer && self.end_slowest() {}
+    }
+
+    /// Ends the reader of all bodies that has taken nothing for longest, although another reader of
+    /// its body has more. Returns whether there is one.
+    fn end_slowest(&self) -> bool {
+        // Without the lock: the last reference to a body may end here, which takes it.
+        let bodies: Vec<_> = {
+            let bodies = lock(&self.bodies);
+            bodies.by_number.values().filter_map(Weak::upgrade).collect()
+        };
+        let mut slowest: Option<(Instant, u64, &Arc<SharedBody>)> = None;
+        for body in &bodies {
+            let Some((since, number)) = lock(&body.state).longest_behind() else { continue };
+            if slowest.is_none_or(|(longest, ..)| since < longest) {
+                slowest = Some((since, number, body));
+            }
+        }
+        let Some((_, number, body)) = slowest else { return false };
+        body.leave(number);
+        true
+    }
 }
 
 /// Why a body is not collected to its end.
@@ -265,6 +339,7 @@ pub(super) struct SharedBody {
     limits: BodyLimits,
     /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
+    begun: Instant,
     state: Mutex<State>,
     /// Tells the one that polls the body what its readers do.
     moved: Notify,
@@ -279,14 +354,19 @@ struct State {
     readers: BTreeMap<u64, Reading>,
     joined: u64,
     is_read: bool,
-    /// The body is no longer collected, and what all have read is freed.
-    is_left: bool,
+    /// The number in the backlog of a body that is no longer collected. What all have read of it
+    /// is freed.
+    left_as: Option<u64>,
+    /// How many bytes of the backlog are of this body.
+    kept: u64,
     end: Option<BodyEnd>,
 }
 
-#[derive(Default)]
+/// What a reader has read. A reader that is not among those of the state was too slow.
 struct Reading {
     place: u64,
+    /// Since when it has bytes to take: since it took some, or since they arrived.
+    since: Instant,
     /// Set while it waits for more than was received.
     waker: Option<Waker>,
 }
@@ -347,13 +427,13 @@ impl SharedBody {
         let mut state = lock(&self.state);
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
-            _ if state.is_left => return Err(None),
+            _ if state.left_as.is_some() => return Err(None),
             Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
         let number = state.joined;
-        state.readers.insert(number, Reading::default());
+        state.readers.insert(number, Reading { place: 0, since: Instant::now(), waker: None });
         drop(state);
         let body = Arc::clone(self);
         let reader = Reader { body, number, place: 0, takes_trailers: is_own, is_done: false };
@@ -365,10 +445,26 @@ impl SharedBody {
         let mut state = lock(&self.state);
         state.push(data);
         state.end = state.end.take().or(end);
-        let waiting = state.readers.values_mut().filter_map(|reader| reader.waker.take());
-        let waiting: Vec<_> = waiting.collect();
+        let mut waiting = Vec::new();
+        for reader in state.readers.values_mut() {
+            if let Some(waker) = reader.waker.take() {
+                reader.since = Instant::now();
+                waiting.push(waker);
+            }
+        }
         drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+
+    /// Frees what was kept for a reader, which is gone or too slow.
+    fn leave(&self, number: u64) {
+        let mut state = lock(&self.state);
+        state.readers.remove(&number);
+        state.free(&self.limits.backlog);
+        drop(state);
+        self.moved.notify_one();
     }
 
     /// Completes when the body has no reader any more. A body that none has begun to read is loaded
@@ -389,10 +485,28 @@ impl SharedBody {
     }
 }
 
+impl fmt::Debug for SharedBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBody").finish_non_exhaustive()
+    }
+}
+
+impl Drop for SharedBody {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        if let Some(number) = state.left_as {
+            self.limits.backlog.remove(number);
+            state.readers.clear();
+            state.free(&self.limits.backlog);
+        }
+    }
+}
+
 impl Collector {
     /// Collects the body within its limits, while others read it.
     pub(super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
-        let (body, limits) = (self.body.clone(), self.body.limits);
+        let body = self.body.clone();
+        let limits = &body.limits;
         let last = after(Instant::now(), limits.total);
         let mut unread = pin!(async {
             match limits.finish_unread {
@@ -432,7 +546,9 @@ impl Collector {
     /// Polls the body as fast as the fastest of its readers wants, until none is left.
     async fn serve(mut self) {
         let body = self.body.clone();
-        let mut patience = PATIENCE;
+        let backlog = &body.limits.backlog;
+        // For how long readers have waited for slower ones.
+        let mut waited = Duration::ZERO;
         loop {
             let (wants_more, is_full) = {
                 let state = lock(&body.state);
@@ -440,26 +556,29 @@ impl Collector {
                     return;
                 }
                 let wants_more = state.readers.values().any(|reader| reader.waker.is_some());
-                (wants_more, state.held() > body.limits.size)
+                (wants_more, state.held() > backlog.of_body)
             };
-            match wants_more {
-                false => body.moved.notified().await,
-                true if is_full && patience.is_zero() => {
-                    // The slow readers lose the oldest bytes.
-                    let mut state = lock(&body.state);
-                    while state.held() > body.limits.size {
-                        state.pieces.pop_front();
-                    }
-                }
-                true if is_full => {
+            if !wants_more {
+                body.moved.notified().await;
+                continue;
+            }
+            if is_full {
+                // They have waited for no longer than they have read.
+                let read = body.begun.elapsed().saturating_sub(waited);
+                let patience = read.max(PATIENCE).saturating_sub(waited);
+                if patience.is_zero() {
+                    lock(&body.state).end_furthest_behind(backlog);
+                } else {
                     let since = Instant::now();
                     drop(timeout(patience, body.moved.notified()).await);
-                    patience = patience.saturating_sub(since.elapsed());
+                    waited = waited.saturating_add(since.elapsed());
                 }
-                true => tokio::select! {
-                    () = self.advance() => {}
-                    () = body.moved.notified() => {}
-                },
+                continue;
+            }
+            backlog.make_room();
+            tokio::select! {
+                () = self.advance() => {}
+                () = body.moved.notified() => {}
             }
         }
     }
@@ -476,8 +595,12 @@ impl Drop for Collector {
         if state.end.is_some() {
             return;
         }
-        let is_first = !mem::replace(&mut state.is_left, true);
-        state.free();
+        let backlog = &self.body.limits.backlog;
+        let is_first = state.left_as.is_none();
+        if is_first {
+            state.left_as = Some(backlog.add(&self.body));
+        }
+        state.free(backlog);
         drop(state);
         match Handle::try_current() {
             Ok(runtime) if is_first => {
@@ -513,22 +636,52 @@ impl State {
         }
     }
 
-    /// Returns the next data for a reader at this place, or the end of the body. `None` if it has
-    /// to wait.
-    fn next(&mut self, number: u64, place: u64, waker: &Waker) -> Option<Result<Bytes, BodyEnd>> {
+    /// Returns the next data for a reader, or the end of the body. `None` if it has to wait.
+    fn next(
+        &mut self,
+        number: u64,
+        waker: &Waker,
+        backlog: &Backlog,
+    ) -> Option<Result<Bytes, BodyEnd>> {
         self.is_read = true;
-        if self.received - place > self.held() {
+        let Some(place) = self.readers.get(&number).map(|reader| reader.place) else {
             return Some(Err(Err(BodyError::Slow)));
-        }
+        };
+        let since = Instant::now();
         let Some(data) = self.at(place) else {
             let end = self.end.clone().map(Err);
             let waker = end.is_none().then(|| waker.clone());
-            self.readers.insert(number, Reading { place, waker });
+            self.readers.insert(number, Reading { place, since, waker });
             return end;
         };
-        self.readers.insert(number, Reading { place: place + data.len() as u64, waker: None });
-        self.free();
+        let place = place + data.len() as u64;
+        self.readers.insert(number, Reading { place, since, waker: None });
+        self.free(backlog);
         Some(Ok(data))
+    }
+
+    /// Returns the place of the slowest reader, and that of the fastest.
+    fn span(&self) -> Option<(u64, u64)> {
+        let places = || self.readers.values().map(|reader| reader.place);
+        Some((places().min()?, places().max()?))
+    }
+
+    /// Returns the reader that has taken nothing for longest, since when, of those that are behind
+    /// another one.
+    fn longest_behind(&self) -> Option<(Instant, u64)> {
+        let (_, fastest) = self.span()?;
+        let behind = self.readers.iter().filter(|(_, reader)| reader.place < fastest);
+        behind.map(|(number, reader)| (reader.since, *number)).min()
+    }
+
+    /// Ends the slowest readers, until no more bytes are kept than one body may.
+    fn end_furthest_behind(&mut self, backlog: &Backlog) {
+        while self.held() > backlog.of_body {
+            let slowest = self.readers.iter().min_by_key(|(_, reader)| reader.place);
+            let Some(number) = slowest.map(|(number, _)| *number) else { return };
+            self.readers.remove(&number);
+            self.free(backlog);
+        }
     }
 
     /// Returns all bytes that are kept as one piece, which the readers share from then on.
@@ -549,17 +702,24 @@ impl State {
         (!rest.is_empty()).then(|| piece.slice_ref(rest))
     }
 
-    /// Frees the bytes that all readers of a body have read which is left to them.
-    fn free(&mut self) {
+    /// Frees the bytes that all readers of a body have read which is left to them, and counts what
+    /// is kept for the slow ones.
+    fn free(&mut self, backlog: &Backlog) {
         // A body that has come to its end while it was collected is kept whole.
-        if !self.is_left {
+        if self.left_as.is_none() {
             return;
         }
-        let slowest = self.readers.values().map(|reader| reader.place).min();
-        let slowest = slowest.unwrap_or(u64::MAX);
+        let (slowest, fastest) = self.span().unwrap_or((u64::MAX, u64::MAX));
         while self.pieces.front().is_some_and(|(start, it)| start + it.len() as u64 <= slowest) {
             self.pieces.pop_front();
         }
+        let kept = fastest - slowest;
+        if kept > self.kept {
+            backlog.kept.fetch_add(kept - self.kept, Ordering::Relaxed);
+        } else {
+            backlog.kept.fetch_sub(self.kept - kept, Ordering::Relaxed);
+        }
+        self.kept = kept;
     }
 }
 
@@ -581,7 +741,8 @@ impl Reader {
         if self.is_done {
             return Poll::Ready(None);
         }
-        let next = lock(&self.body.state).next(self.number, self.place, cx.waker());
+        let backlog = &self.body.limits.backlog;
+        let next = lock(&self.body.state).next(self.number, cx.waker(), backlog);
         self.body.moved.notify_one();
         match next {
             None => Poll::Pending,
@@ -600,11 +761,7 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut state = lock(&self.body.state);
-        state.readers.remove(&self.number);
-        state.free();
-        drop(state);
-        self.body.moved.notify_one();
+        self.body.leave(self.number);
     }
 }
 
@@ -635,13 +792,16 @@ mod tests {
         }
     }
 
-    const LIMITS: BodyLimits = BodyLimits { size: 100, total: Duration::MAX, finish_unread: true };
+    fn limits() -> BodyLimits {
+        let backlog = Arc::new(Backlog::new(100, 100));
+        BodyLimits { size: 100, total: Duration::MAX, finish_unread: true, backlog }
+    }
 
     #[tokio::test]
     async fn a_body_that_contradicts_its_hint_is_broken() {
         for (length, until) in [(7, 1), (9, 0)] {
             let hinted = Hinted(Full::from(vec![7; length]));
-            let collector = ServiceBody::new(hinted).begin(None, LIMITS).1.unwrap();
+            let collector = ServiceBody::new(hinted).begin(None, limits()).1.unwrap();
             let mut reader = Box::pin(collector.body.reader(true).unwrap());
             assert!(matches!(collector.collect().await, Err(NotCollected::Broken(_))), "{length}");
             let cx = &mut Context::from_waker(Waker::noop());

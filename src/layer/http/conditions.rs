@@ -3,7 +3,7 @@
 //!
 //! A part is taken of a whole response only. While a body arrives, all of it is the answer.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 use bytes::Bytes;
 use http::{
@@ -25,6 +25,9 @@ use super::{
 /// `If-Match` and `If-Unmodified-Since` are for the inner service.
 pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
 
+/// Those that are about a range.
+pub(super) const RANGE_TERMS: [HeaderName; 2] = [IF_RANGE, RANGE];
+
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
@@ -34,8 +37,9 @@ impl Question {
         }
         let (mut parts, body) = response.into_parts();
         let is_ok = parts.status == StatusCode::OK;
+        let is_success = is_ok || parts.status == StatusCode::PARTIAL_CONTENT;
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        let body = if is_ok && is_known(asked, &parts.headers) {
+        let body = if is_success && is_known(asked, &parts.headers) {
             not_modified(&mut parts);
             ResponseBody::default()
         } else if is_head {
@@ -100,11 +104,8 @@ fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
         let known = sole(stored, ETAG).map(|tag| opaque(tag.as_bytes()));
         let known = known.filter(|known| known.starts_with(b"\""));
-        return asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes).any(|line| {
-            // A tag may have a comma, but no quote.
-            let mut tags = line.split(|byte| *byte == b',').chain([line]).map(<[u8]>::trim_ascii);
-            tags.any(|tag| tag == b"*" || Some(opaque(tag)) == known)
-        });
+        let lines = asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes);
+        return lines.flat_map(tags).any(|tag| tag == b"*" || Some(opaque(tag)) == known);
     }
     // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
     let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
@@ -117,6 +118,30 @@ fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
 fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     let wanted = sole(asked, IF_RANGE).filter(|wanted| wanted.as_bytes().starts_with(b"\""));
     !asked.contains_key(IF_RANGE) || (wanted.is_some() && sole(stored, ETAG) == wanted)
+}
+
+/// Returns the tags of a list.
+fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = line;
+    iter::from_fn(move || {
+        let is_separator = |byte: &u8| b", \t".contains(byte);
+        let begin = rest.iter().position(|byte| !is_separator(byte))?;
+        let (_, from_tag) = rest.split_at(begin);
+        let (tag, behind) = from_tag.split_at(tag_length(from_tag));
+        rest = behind;
+        Some(tag.trim_ascii_end())
+    })
+}
+
+/// Returns the length of the tag at the start of a list, up to the comma that ends it. A tag may
+/// have a comma between its quotes, but no quote.
+fn tag_length(list: &[u8]) -> usize {
+    let quote = |text: &[u8]| text.iter().position(|byte| *byte == b'"');
+    let quoted = opaque(list).strip_prefix(b"\"");
+    let closing = quoted.and_then(|inside| Some(list.len() - inside.len() + quote(inside)?));
+    let behind = closing.map_or(0, |closing| closing + 1);
+    let comma = list.iter().skip(behind).position(|byte| *byte == b',');
+    comma.map_or(list.len(), |comma| behind + comma)
 }
 
 /// Returns a tag as it is in a weak comparison.

@@ -106,8 +106,12 @@ pub(super) struct Directives {
     pub(super) stale_if_error: Option<u64>,
     /// A part could not be parsed, or contradicts another one.
     pub(super) malformed: bool,
+    /// A part is no directive, or has text behind it: it may mean anything.
+    pub(super) is_garbled: bool,
     /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
     pub(super) is_targeted: bool,
+    /// They are those of `Surrogate-Control`, which has a syntax of its own.
+    is_surrogate: bool,
 }
 
 impl Directives {
@@ -124,10 +128,11 @@ impl Directives {
             }
         }
         let mut directives = Self::parse(headers, &CACHE_CONTROL)?;
-        let it = Self::parse(headers, &SURROGATE_CONTROL)?;
+        let surrogate = Self::parse(headers, &SURROGATE_CONTROL)?;
         // Neither `must-understand` nor a policy makes this shareable.
-        let is_stale = it.max_age == Some(0) || it.s_maxage == Some(0);
-        directives.restricts |= it.no_store || it.no_cache || it.private || is_stale;
+        let is_stale = surrogate.max_age == Some(0) || surrogate.s_maxage == Some(0);
+        let is_private = surrogate.no_store || surrogate.no_cache || surrogate.private;
+        directives.restricts |= is_private || is_stale || surrogate.is_garbled;
         Some(directives)
     }
 
@@ -163,7 +168,8 @@ impl Directives {
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
     /// anything.
     pub(super) fn parse(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
-        let mut directives = Self::default();
+        let is_surrogate = *field == SURROGATE_CONTROL;
+        let mut directives = Self { is_surrogate, ..Self::default() };
         for line in headers.get_all(field) {
             let mut rest = line.to_str().ok()?.trim_start_matches(SEPARATORS);
             while !rest.is_empty() {
@@ -185,12 +191,24 @@ impl Directives {
             None => (Cow::default(), rest),
             Some(value) => word(value)?,
         };
-        let rest = rest.trim_start_matches([' ', '\t']);
+        let mut rest = rest.trim_start_matches([' ', '\t']);
+        let mut value = &*value;
+        if self.is_surrogate {
+            rest = behind_target(rest)?;
+            value = fresh_part(value);
+        }
         // Text behind the value belongs to it, and makes it invalid.
         let is_clean = rest.is_empty() || rest.starts_with(',');
-        self.malformed |= !is_clean;
-        self.set(&name, if is_clean { &value } else { "" }, headers);
+        if !is_clean {
+            self.garble();
+        }
+        self.set(&name, if is_clean { value } else { "" }, headers);
         Some(rest)
+    }
+
+    fn garble(&mut self) {
+        self.malformed = true;
+        self.is_garbled = true;
     }
 
     /// Sets a directive with this value, which is empty if it has none.
@@ -222,18 +240,38 @@ impl Directives {
     /// Heeds text that is no directive, but may mean one that restricts: `'private'`, `"no-store"`,
     /// `no_cache`.
     fn suspect(&mut self, text: &str) {
-        self.malformed = true;
+        self.garble();
         self.no_store |= means_restriction(text);
     }
 }
 
-/// Returns whether a message has one of these fields. No names, or a wrong one, mean all of them.
+/// Returns the text behind the name of the one surrogate that a directive is for, such as
+/// `no-store;cdn`. Any surrogate's restriction counts here, because this cache has no name.
+fn behind_target(text: &str) -> Option<&str> {
+    let Some(target) = text.strip_prefix(';') else { return Some(text) };
+    let (_name, rest) = word(target.trim_start_matches([' ', '\t']))?;
+    Some(rest.trim_start_matches([' ', '\t']))
+}
+
+/// Returns the seconds for which a surrogate may serve a response fresh, of `600+60`. In the other
+/// ones it may serve it stale.
+fn fresh_part(value: &str) -> &str {
+    match value.split_once('+') {
+        Some((fresh, stale)) if seconds(stale).is_some() => fresh,
+        _ => value,
+    }
+}
+
+/// Returns whether a message has one of these fields. No names, or a wrong one, mean all fields.
 fn names_any(fields: &str, headers: &HeaderMap) -> bool {
     let mut names = fields.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
-    let is_there = |name: &str| {
-        HeaderName::from_bytes(name.as_bytes()).map_or(true, |name| headers.contains_key(name))
+    let counts = |name: &str| {
+        // A token may have others, but `*` and `'x-user'` name no field that a service has.
+        let is_name =
+            name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        !is_name || headers.contains_key(name)
     };
-    names.peek().is_none() || names.any(is_there)
+    names.peek().is_none() || names.any(counts)
 }
 
 /// Returns whether text means a directive that restricts, whatever stands between its letters.

@@ -1,4 +1,6 @@
 //! Classifies a request's header by its name: harmless, a credential, or forbidden.
+//!
+//! This is a deny-list of words. A header that no word describes is harmless here.
 
 /// The meaning of a header's name for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ fn changes_target(name: &str) -> bool {
         // `X-URL`, and `X-Original-URL` but not `HX-Current-URL`.
         (before == "x" && name.ends_with(place)) || WHICH.iter().any(|it| before.ends_with(it))
     };
-    ["method", "override", "rewrite"].iter().any(|word| name.contains(word))
+    ["method", "override", "rewrite", "destination"].iter().any(|word| name.contains(word))
         || words(name).any(|word| word == "verb")
         || PLACES.iter().any(|place| name.match_indices(place).any(is_place))
 }
@@ -58,7 +60,7 @@ fn words(name: &str) -> impl Iterator<Item = &str> {
 /// Words for the tenants and persons that a response may be for, and for their proofs. Each is a
 /// whole word of a name, or has one of the [ends](ENDS).
 #[rustfmt::skip]
-const WORDS: [&str; 80] = [
+const WORDS: [&str; 81] = [
     // Tenants.
     "workspace", "project", "team", "merchant", "store", "realm", "org", "company", "vendor",
     "partner", "seller", "buyer", "shop", "school", "department", "division", "namespace",
@@ -66,12 +68,12 @@ const WORDS: [&str; 80] = [
     // Persons.
     "uid", "uin", "sub", "member", "person", "employee", "staff", "admin", "sudo", "patient",
     "student", "owner", "actor", "acting", "subscriber", "player", "guest",
-    "delegate", "dn", "cn", "msisdn", "imsi", "imei", "phone", "ssn",
+    "delegate", "dn", "cn", "upn", "msisdn", "imsi", "imei", "phone", "ssn",
     // What they may do.
     "claim", "permission", "privilege", "entitlement", "grant", "acl", "clearance",
-    "subscription", "verify", "verified",
+    "subscription", "verify", "verified", "verification",
     // What they prove it with.
-    "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pass", "pwd", "nonce", "proof",
+    "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pwd", "nonce", "proof",
     "voucher", "license", "licence", "sid", "sess", "sso", "openid", "krb", "kerberos", "wallet",
 ];
 
@@ -98,14 +100,28 @@ fn has_word_of_user(name: &str) -> bool {
 
 /// Words for credentials and for their bearer, anywhere in a name.
 #[rustfmt::skip]
-const CREDENTIALS: [&str; 37] = [
-    "auth", "assertion", "account", "bearer", "behalf", "cert", "csrf", "cookie", "credential",
-    "customer", "consumer", "dpop", "email", "group", "identity", "impersonat", "jwt", "key",
-    "login", "oidc", "orgid", "org-id", "organi", "passw", "principal", "role", "sess", "secret",
-    "sign", "saml", "scope", "subject", "ssl-client", "token", "tenant", "user", "xsrf",
+const CREDENTIALS: [&str; 45] = [
+    "auth", "assertion", "account", "bearer", "behalf", "cert", "crumb", "csrf", "cookie", "cred",
+    "customer", "consumer", "displayname", "display-name", "display_name", "dpop", "email", "eppn",
+    "forgery", "group", "identity", "impersonat", "jwt", "key", "login", "oidc", "orgid", "org-id",
+    "organi", "pass", "principal", "role", "sess", "secret", "sign", "saml", "scope", "spiffe",
+    "subject", "ssl-client", "token", "tenant", "user", "wsse", "xsrf",
 ];
+
+/// What two access managers put before the name of each header that is about the user.
+const BEGINNINGS: [&str; 4] = ["iv-", "iv_", "sm-", "sm_"];
+
+/// What stands before `code`, where that is a proof.
+const CODES: [&str; 3] = ["access", "device", "otp"];
 
 /// Returns whether a part of the name is a word for credentials or for their bearer.
 fn looks_like_credential(name: &str) -> bool {
-    has_word_of_user(name) || CREDENTIALS.iter().any(|word| name.contains(word))
+    let is_code = |(at, _): (usize, &str)| {
+        let before = name.get(..at).unwrap_or_default().trim_end_matches(['-', '_']);
+        CODES.iter().any(|code| before.ends_with(code))
+    };
+    has_word_of_user(name)
+        || CREDENTIALS.iter().any(|word| name.contains(word))
+        || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+        || name.match_indices("code").any(is_code)
 }

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
     header::{CONTENT_LOCATION, CONTENT_TYPE, LOCATION},
     request::Parts,
 };
@@ -37,6 +37,13 @@ fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
         Some(_) => return None,
     };
     Some([path.into(), routed.into()])
+}
+
+/// Returns whether a method changes nothing at the service, by the registry of HTTP methods (RFC
+/// 9110, section 16.1.1). An unknown one may.
+pub(super) fn is_safe(method: &Method) -> bool {
+    method.is_safe()
+        || matches!(method.as_str(), "PRI" | "PROPFIND" | "QUERY" | "REPORT" | "SEARCH")
 }
 
 /// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks

@@ -86,7 +86,7 @@ pub(super) fn header_part(header: &str) -> KeyPart {
     let is_secret = classify(header) == HeaderClass::Credential;
     let name = HeaderName::from_bytes(header.as_bytes()).ok();
     if name.is_none() {
-        advice::no_header(header);
+        advice::no_header("vary_by_header", header);
     }
     Arc::new(move |parts: &Parts| {
         let lines = name.iter().flat_map(|name| parts.headers.get_all(name));

@@ -7,16 +7,21 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Response, request::Parts};
+use http::{
+    HeaderName, Response,
+    header::{AUTHORIZATION, COOKIE, HOST, IF_RANGE, RANGE},
+    request::Parts,
+};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
+    body::Backlog,
     key::{KeyPart, Target, header_part},
     marks::Marks,
     passes::PassedHeaders,
     service::error_response,
 };
-use crate::{cache::Cache, error::Error, key::Key};
+use crate::{advice, cache::Cache, error::Error, key::Key};
 
 impl BellwetherLayer<Http> {
     /// Creates a layer for HTTP services: axum, hyper, or any service from `Request` to `Response`.
@@ -126,8 +131,71 @@ impl BellwetherLayer<Http> {
         let name = name.to_ascii_lowercase();
         self.with(|settings| {
             settings.key_parts.push(header_part(&name));
+            settings.keyed_headers.extend(HeaderName::from_bytes(name.as_bytes()));
             settings.known_headers.push(name);
         })
+    }
+
+    /// Sends only these headers to the service with a load whose response may be shared. So no
+    /// shared response depends on another header.
+    ///
+    /// By default all headers are sent, and the names of those that forbid sharing are a [deny-list
+    /// of words](crate::layer::sharing#headers-that-forbid-sharing). A service that reads its user
+    /// in a header that no word describes then has the page of one user shared with others.
+    ///
+    /// `Host`, `Cookie`, `Authorization` and the headers [in the key](Self::vary_by_header) are
+    /// always sent, and keep their rules. So are the layer's own conditions, and a `Range`. Which
+    /// requests take part does not change: a request with a header that looks like a credential
+    /// still passes, with all of its headers. A response makes no variants by a header that is not
+    /// sent, whatever its `Vary` says.
+    ///
+    /// A response to such a load may turn out to be for its caller alone. It was made without the
+    /// other headers, too. The later requests of its key then pass, for 10 s. Extensions of the
+    /// request are sent on, and need [`vary_by`](Self::vary_by). Each call adds more names.
+    ///
+    /// ```
+    /// # fn layer(cache: bellwether::Cache<bellwether::layer::CachedResponse>) {
+    /// use bellwether::BellwetherLayer;
+    ///
+    /// let headers = ["accept", "accept-encoding", "accept-language"];
+    /// let layer = BellwetherLayer::http(cache).forward_only(headers);
+    /// # }
+    /// ```
+    pub fn forward_only<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
+        let names: Vec<_> =
+            names.into_iter().filter_map(|name| header("forward_only", name.as_ref())).collect();
+        self.with(|settings| settings.forwarded.get_or_insert_default().extend(names))
+    }
+
+    /// Replaces a header of each request before its key is made, so that fewer requests differ.
+    ///
+    /// A response with `Vary: User-Agent` is stored for each `User-Agent` that a client may think
+    /// of. What such a response depends on is mostly a few kinds of them. The function gets the
+    /// value of the header, and all of its lines as one value with `, ` between them. It is not
+    /// called without the header. If it returns `None`, or what no header can have as a value, the
+    /// header is removed.
+    ///
+    /// The service receives the new value with a load whose response may be shared, so that no
+    /// shared response depends on the old one. It receives the old one with a request that passes.
+    /// Setting the same header again replaces the result of the first function.
+    ///
+    /// ```
+    /// # fn layer(cache: bellwether::Cache<bellwether::layer::CachedResponse>) {
+    /// use bellwether::BellwetherLayer;
+    ///
+    /// let layer = BellwetherLayer::http(cache).normalize("user-agent", |value: &str| {
+    ///     let kind = if value.contains("Mobile") { "mobile" } else { "desktop" };
+    ///     Some(kind.to_owned())
+    /// });
+    /// # }
+    /// ```
+    pub fn normalize(
+        self,
+        name: &str,
+        value: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        let Some(name) = header("normalize", name) else { return self };
+        self.with(|settings| settings.normal_forms.push((name, Arc::new(value))))
     }
 
     /// Sets what of a query counts, and what of it shows.
@@ -183,6 +251,31 @@ impl BellwetherLayer<Http> {
     /// After this time the response is not stored, and no more callers join. Its readers read on.
     pub fn body_limit(self, limit: Duration) -> Self {
         self.with(|settings| settings.body_limit = limit)
+    }
+
+    /// Sets how many bytes of one body that is not stored are kept for its slow readers.
+    /// Defaults to 8 MiB.
+    ///
+    /// The callers that share a body read it at their own paces. While so many bytes are kept, the
+    /// others wait for the slowest caller, for as long as they have read. So it may hold them to
+    /// half of their pace, and no lower. After that it gets [an
+    /// error](crate::layer::BodyError::Slow).
+    pub fn body_backlog(self, bytes: usize) -> Self {
+        self.with(|settings| {
+            let backlog = Backlog::new(bytes as u64, settings.backlog.of_layer);
+            settings.backlog = Arc::new(backlog);
+        })
+    }
+
+    /// Sets how many bytes of all such bodies are kept for slow readers. Defaults to 64 MiB.
+    ///
+    /// Beyond that, the caller gets [an error](crate::layer::BodyError::Slow) that is behind
+    /// another one and has taken nothing for longest.
+    pub fn layer_backlog(self, bytes: usize) -> Self {
+        self.with(|settings| {
+            let backlog = Backlog::new(settings.backlog.of_body, bytes as u64);
+            settings.backlog = Arc::new(backlog);
+        })
     }
 
     /// Lets each request pass to the inner service while a flag is set, as if the layer were not
@@ -249,14 +342,28 @@ impl BellwetherLayer<Http> {
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a
     /// request.
     pub fn key(&self, parts: &Parts) -> Option<Key> {
-        let target = Target::of(parts)?;
-        self.mode.key(parts, target.scheme, &target.paths)
+        let mut normal = parts.clone();
+        self.mode.normalize(&mut normal);
+        let target = Target::of(&normal)?;
+        self.mode.key(&normal, target.scheme, &target.paths)
     }
 
     fn with(mut self, set: impl FnOnce(&mut HttpSettings)) -> Self {
         set(Arc::make_mut(&mut self.mode.0));
         self
     }
+}
+
+/// What the service receives with a load, whatever is [set](BellwetherLayer::forward_only).
+const ALWAYS_SENT: [HeaderName; 5] = [HOST, COOKIE, AUTHORIZATION, RANGE, IF_RANGE];
+
+/// Returns the name of a header that a user has set.
+fn header(setting: &'static str, name: &str) -> Option<HeaderName> {
+    let header = HeaderName::from_bytes(name.as_bytes()).ok();
+    if header.is_none() {
+        advice::no_header(setting, name);
+    }
+    header
 }
 
 #[derive(Clone)]
@@ -268,6 +375,12 @@ pub(super) struct HttpSettings {
     pub(super) query: Query,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
+    /// Headers that are in the key.
+    pub(super) keyed_headers: Vec<HeaderName>,
+    /// If it is set, a load has only these headers, and those that are always sent.
+    pub(super) forwarded: Option<Vec<HeaderName>>,
+    /// What makes the normal form of a header.
+    pub(super) normal_forms: Vec<(HeaderName, NormalForm)>,
     /// The names of cookies that no response depends on. A `*` ends the beginning of names.
     pub(super) ignored_cookies: Vec<String>,
     pub(super) ignores_reloads: bool,
@@ -275,6 +388,8 @@ pub(super) struct HttpSettings {
     pub(super) kept_for_validation: Duration,
     pub(super) max_stale: Duration,
     pub(super) body_limit: Duration,
+    /// What is kept for slow readers, of all services of the layer.
+    pub(super) backlog: Arc<Backlog>,
     pub(super) refuses_overload: bool,
     /// While it is set, each request passes.
     pub(super) switch: Option<Arc<AtomicBool>>,
@@ -288,6 +403,9 @@ pub(super) struct HttpSettings {
 /// Decides about a request.
 pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
+/// Makes the normal form of the value of a header, if there is one.
+pub(super) type NormalForm = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
 impl HttpSettings {
@@ -299,6 +417,9 @@ impl HttpSettings {
             key_parts: Vec::new(),
             query: Query::default(),
             known_headers: Vec::new(),
+            keyed_headers: Vec::new(),
+            forwarded: None,
+            normal_forms: Vec::new(),
             ignored_cookies: Vec::new(),
             ignores_reloads: false,
             default_lifetime: None,
@@ -306,6 +427,7 @@ impl HttpSettings {
             max_stale: Duration::from_secs(86_400),
             // A body within the size limit that takes longer is a stream.
             body_limit: Duration::from_secs(60),
+            backlog: Arc::new(Backlog::new(8 << 20, 64 << 20)),
             refuses_overload: false,
             switch: None,
             passed_headers: Arc::default(),
@@ -314,6 +436,14 @@ impl HttpSettings {
             surrogate_keys: false,
             on_error: Arc::new(error_response),
         }
+    }
+}
+
+impl HttpSettings {
+    /// Returns whether the service receives this header with a load.
+    pub(super) fn forwards(&self, name: &HeaderName) -> bool {
+        let Some(forwarded) = &self.forwarded else { return true };
+        ALWAYS_SENT.contains(name) || self.keyed_headers.contains(name) || forwarded.contains(name)
     }
 }
 

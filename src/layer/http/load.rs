@@ -3,10 +3,13 @@
 //! An answer that may be shared is announced with its head, and callers read its body while it
 //! arrives.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, StatusCode, request, response::Parts};
+use http::{Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
 use http_body_util::Full;
 use tokio::{sync::oneshot, time::Instant};
@@ -17,12 +20,12 @@ use super::{
     BodyError, CachedResponse, ResponseBody,
     body::{BodyLimits, Collector, NotCollected, ServiceBody, SharedBody},
     cached::ResponseHead,
-    invalidation::GROUPS,
+    marks::MarkOf,
     request::Asked,
-    response::{Shareable, Unshared},
+    response::{Shareable, Unshared, is_about_range},
     status::Forward,
     unavailable::{failing, is_failure},
-    validation::{add_validators, renewed},
+    validation::{Validated, add_validators, validated},
     variants::Variant,
 };
 use crate::{
@@ -84,10 +87,14 @@ pub(super) async fn load<C: ServiceCall>(
     let call = lock(&call).take();
     let call =
         call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
-    let mut head = asked.question.for_all();
+    // What is stored may be validated, and the part is cut from that.
+    let sends_range = !lead.replaces() && asked.question.wants_part();
+    let mut head = asked.question.for_all(sends_range);
+    asked.http.forward(&mut head.headers);
+    let stale = stale.filter(|_| asked.http.0.marks.permits_conditions(&asked.place.lasting));
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
-    let load = ResponseLoad { asked, begun: Instant::now(), lead, forward };
+    let load = ResponseLoad { asked, begun: Instant::now(), lead, forward, sends_range };
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
@@ -96,7 +103,13 @@ pub(super) async fn load<C: ServiceCall>(
         }
     };
     if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
-        response = load.renewed(&stale.value, response.headers()).await?;
+        let from_bytes = |bytes| ServiceBody::new(Full::new(bytes));
+        response = match validated(&stale.value, response.headers()) {
+            Validated::Renewed(renewed) => renewed.map(from_bytes),
+            Validated::Confirmed(confirmed) => {
+                return Ok(load.land_confirmed(confirmed.map(ResponseBody::whole), answer).await);
+            }
+        };
     }
     load.land(response, answer).await
 }
@@ -108,22 +121,24 @@ struct ResponseLoad {
     lead: Lead<CachedResponse>,
     /// Why its request was sent.
     forward: Forward,
+    /// Its request had the range of its caller.
+    sends_range: bool,
 }
 
 impl ResponseLoad {
-    /// Returns the stale response with the new headers of its `304`.
-    async fn renewed(
+    /// Answers the caller alone with what the service has confirmed by another tag. The service
+    /// would do the same at the next load, so that sends no conditions.
+    async fn land_confirmed<E>(
         &self,
-        stale: &CachedResponse,
-        newer: &HeaderMap,
-    ) -> Result<Response<ServiceBody>, Error> {
-        if let Some(renewed) = renewed(stale, newer) {
-            return Ok(renewed.map(|bytes| ServiceBody::new(Full::new(bytes))));
-        }
-        if stale.head.only_validates {
-            self.remove_stored().await;
-        }
-        Err(Error::new(ErrorKind::Load, "the inner service validated another response"))
+        response: Response<ResponseBody>,
+        answer: oneshot::Sender<CallResult<E>>,
+    ) -> Produced<CachedResponse> {
+        let Asked { http, place, .. } = &self.asked;
+        http.0.marks.set(&place.lasting, MarkOf::Conditions);
+        self.remove_stored().await;
+        let forward = Forward::Uncacheable(Some("etag"));
+        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
+        Produced::Alone(Alone::Reserved)
     }
 
     /// Returns what the flight lands with. Its caller has the response at once.
@@ -134,14 +149,18 @@ impl ResponseLoad {
     ) -> Result<Produced<CachedResponse>, Error> {
         let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
-        let judged = match self.lead.has_stand_in() && is_failure(parts.status) {
+        let judged = if self.sends_range && is_about_range(&parts) {
+            Err(Unshared::Part)
+        } else if self.lead.has_stand_in() && is_failure(parts.status) {
             // The stored response stands in for it, whatever its lifetime.
-            true => Err(Unshared::Failing),
-            false => http.judge(question, self.begun.elapsed(), &parts, &body),
+            Err(Unshared::Failing)
+        } else {
+            http.judge(question, self.begun.elapsed(), &parts, &body)
         };
         let (request, limit) = (&question.head.headers, http.0.cache.core.settings.max_key);
         let shared = judged.and_then(|mut shareable| {
-            shareable.vary.retain(|name| !place.names.contains(name));
+            // The service has not seen a header that is not sent.
+            shareable.vary.retain(|name| !place.names.contains(name) && http.0.forwards(name));
             if shareable.vary.is_empty() {
                 return Ok((shareable, None));
             }
@@ -171,11 +190,14 @@ impl ResponseLoad {
         let (forward, produced) = match why {
             Unshared::Failing => (self.forward.clone(), failing(question, &parts, &self.lead)),
             Unshared::Reserved => {
-                marks.set(&place.lasting, true);
+                marks.set(&place.lasting, MarkOf::Authorized);
                 (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
             }
+            Unshared::Part => {
+                (Forward::Uncacheable(Some("range")), Produced::Alone(Alone::Reserved))
+            }
             Unshared::Uncacheable(why) => {
-                marks.set(&place.lasting, false);
+                marks.set(&place.lasting, MarkOf::All);
                 (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
             }
         };
@@ -194,21 +216,30 @@ impl ResponseLoad {
         answer: oneshot::Sender<CallResult<E>>,
     ) -> (Arc<StreamedResponse>, Option<Collector>) {
         let (settings, lead) = (&self.asked.http.0, &self.lead);
-        let Shareable { windows, age, .. } = shareable;
+        let Shareable { windows, joined_for, age, .. } = shareable;
         let limits = BodyLimits {
             size: shareable.body_limit,
             total: settings.body_limit,
             finish_unread: !settings.cache.core.settings.cancels_abandoned,
+            backlog: settings.backlog.clone(),
         };
-        let tags = self.asked.http.tags(&self.asked.question.head, &parts.headers, &GROUPS);
-        tags.into_iter().for_each(|tag| lead.tag(tag));
+        for group in shareable.groups {
+            lead.tag(group);
+        }
         let (body, collector) = body.begin(shareable.announced, limits);
         let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
         let response = CachedResponse { head, body, age, late: 0 };
         let arriving = collector.as_ref().map(|it| it.body.clone());
         let (forward, received) = (self.forward.clone(), Instant::now());
-        let streamed = StreamedResponse { response, arriving, variant, forward, received, windows };
-        let streamed = Arc::new(streamed);
+        let streamed = Arc::new(StreamedResponse {
+            response,
+            arriving,
+            variant,
+            forward,
+            received,
+            windows,
+            joined_for,
+        });
         if let Ok(response) = streamed.response(true) {
             let source = lead.source();
             let is_stored = source == Source::Led && !windows.fresh.is_zero();
@@ -248,7 +279,7 @@ impl ResponseLoad {
             }
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.response.status()).await;
-                self.asked.http.0.marks.set(&self.asked.place.lasting, false);
+                self.asked.http.0.marks.set(&self.asked.place.lasting, MarkOf::All);
                 Ok(Produced::Alone(Alone::Uncacheable))
             }
             Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
@@ -291,6 +322,8 @@ pub(super) struct StreamedResponse {
     received: Instant,
     /// They begin with the head. All are zero if it is for those only that ask meanwhile.
     windows: Windows,
+    /// For how long after its head callers may join it.
+    joined_for: Duration,
 }
 
 impl StreamedResponse {
@@ -302,8 +335,8 @@ impl StreamedResponse {
         &self,
         is_own: bool,
     ) -> Result<Response<ResponseBody>, Option<BodyError>> {
-        let (elapsed, lifetime) = (self.received.elapsed(), self.windows.fresh);
-        if !is_own && !lifetime.is_zero() && elapsed >= lifetime {
+        let elapsed = self.received.elapsed();
+        if !is_own && elapsed >= self.joined_for {
             return Err(None);
         }
         let CachedResponse { head, body, age, .. } = self.response.clone();
@@ -317,13 +350,11 @@ impl StreamedResponse {
 
     /// Returns the response with its whole body, and the windows that are left of it.
     fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
-        let (took, lifetime) = (self.received.elapsed(), self.windows.fresh);
+        let took = self.received.elapsed();
         let mut response = CachedResponse { body, ..self.response.clone() };
         response.age = response.age.saturating_add(took.as_secs());
-        if !lifetime.is_zero() {
-            let late = took.saturating_sub(lifetime).as_millis();
-            response.late = late.try_into().unwrap_or(u32::MAX);
-        }
-        (response, Windows { fresh: lifetime.saturating_sub(took), ..self.windows })
+        let late = took.saturating_sub(self.joined_for).as_millis();
+        response.late = late.try_into().unwrap_or(u32::MAX);
+        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
     }
 }

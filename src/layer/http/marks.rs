@@ -2,8 +2,10 @@
 //!
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
 //! `GET` whose headers allow sharing ends it.
+//!
+//! Another mark says that the service confirms a stored response of the key by another tag.
 
-use std::hash::BuildHasher;
+use std::{hash::BuildHasher, time::Duration};
 
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
@@ -17,10 +19,23 @@ use crate::{
 /// How many keys are remembered. Beyond it, one that few requests ask for is forgotten.
 const MOST_KEYS: usize = 10_000;
 
+/// For how long the loads of a key send no conditions, after these were in vain.
+const WITHOUT_CONDITIONS: Duration = Duration::from_secs(3600);
+
+/// What a mark of a key is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum MarkOf {
+    /// All requests.
+    All,
+    /// The requests with an `Authorization`.
+    Authorized,
+    /// The conditions that a load sends.
+    Conditions,
+}
+
 pub(super) struct Marks {
-    /// By the hash of the key, and whether it is for requests with an `Authorization` only. Two
-    /// keys with one hash share a mark, which is harmless: it decides which requests wait, never
-    /// what is shared.
+    /// By the hash of the key and of what the mark is about. Two keys with one hash share a mark,
+    /// which is harmless: it decides which requests wait, never what is shared.
     by_key: Cache<u64, KeyMark>,
     hasher: Hasher,
 }
@@ -40,31 +55,38 @@ impl Marks {
     /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
     /// request goes alone, because of a mark of this process.
     pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        let mark_of = |of_authorized: bool| {
-            let mark = self.by_key.get(&self.hasher.hash_one((key, of_authorized)));
-            mark.filter(|mark| mark.since.elapsed() < UNCACHEABLE_LIFE)
-        };
-        match mark_of(false) {
+        let living = |of| self.get(key, of, UNCACHEABLE_LIFE);
+        match living(MarkOf::All) {
             Some(KeyMark { is_ended: false, .. }) => None,
-            _ if is_authorized && mark_of(true).is_some() => None,
+            _ if is_authorized && living(MarkOf::Authorized).is_some() => None,
             Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
             None => Some(OnUncacheable::Pass),
         }
     }
 
-    /// Marks a key for all requests, or for those with an `Authorization`. The answer to one of
-    /// them that led belongs to its caller.
-    pub(super) fn set(&self, key: &Key, of_authorized: bool) {
-        self.put(key, of_authorized, false);
+    /// Returns whether a load of a key sends the validators of a stale response.
+    pub(super) fn permits_conditions(&self, key: &Key) -> bool {
+        self.get(key, MarkOf::Conditions, WITHOUT_CONDITIONS).is_none()
+    }
+
+    /// Marks a key: the answer to a request that led belongs to its caller, or its conditions were
+    /// in vain.
+    pub(super) fn set(&self, key: &Key, of: MarkOf) {
+        self.put(key, of, false);
     }
 
     /// Ends the mark of a key, because an answer could be shared.
     pub(super) fn end(&self, key: &Key) {
-        self.put(key, false, true);
+        self.put(key, MarkOf::All, true);
     }
 
-    fn put(&self, key: &Key, of_authorized: bool, is_ended: bool) {
+    fn get(&self, key: &Key, of: MarkOf, life: Duration) -> Option<KeyMark> {
+        let mark = self.by_key.get(&self.hasher.hash_one((key, of)));
+        mark.filter(|mark| mark.since.elapsed() < life)
+    }
+
+    fn put(&self, key: &Key, of: MarkOf, is_ended: bool) {
         let mark = KeyMark { since: Instant::now(), is_ended };
-        self.by_key.insert(self.hasher.hash_one((key, of_authorized)), mark);
+        self.by_key.insert(self.hasher.hash_one((key, of)), mark);
     }
 }

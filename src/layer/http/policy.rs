@@ -61,9 +61,10 @@ impl Policy {
     ///
     /// A caller that comes while the response is on its way may receive it too, even if a write has
     /// ended since the load began. The next caller begins a new load. A response needs no lifetime
-    /// for this, and may have `max-age=0`. But [`rfc9111`](Self::rfc9111) shares none that says
-    /// nothing, because its requests may have cookies. A request may have `no-cache`, as those have
-    /// that a browser reloads. All other rules hold.
+    /// for this, and may have `max-age=0`. With [`rfc9111`](Self::rfc9111), a request may have the
+    /// cookies of its user, so only a response that is fresh when it arrives is shared (RFC 9111,
+    /// section 4). A request may have `no-cache`, as those have that a browser reloads. All other
+    /// rules hold.
     ///
     /// Another process waits for one load at most. A response that is too large to be
     /// [pushed](crate::backend::RedisBackendBuilder::push_limit) is shared within its process only.

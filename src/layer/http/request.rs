@@ -1,10 +1,11 @@
-//! What a request asks of the layer, and whether it takes part, by an allow-list.
+//! What a request asks of the layer, and whether it takes part. For headers, this is a deny-list: a
+//! header that no rule knows does not stand in the way.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, RANGE},
     request::Parts,
 };
 use http_body::Body;
@@ -12,18 +13,20 @@ use tokio::time::Instant;
 
 use super::{
     Http,
-    conditions::TERMS,
-    fields::{Directives, names_no_field, pragma},
+    conditions::{RANGE_TERMS, TERMS},
+    fields::{Directives, names_no_field, pragma, sole},
     header_names::{HeaderClass, classify},
     key::{Target, is_named, may_hold_another, texts},
     status::Forward,
     variants::{KEY_LENGTH, Place},
 };
 
-/// The head of a request, as it came. Most ask for the whole response, as it is stored.
+/// The head of a request. Most ask for the whole response, as it is stored.
 #[derive(Clone)]
 pub(super) struct Question {
     pub(super) head: Parts,
+    /// All headers as they came, if the head has the normal form of some.
+    pub(super) as_sent: Option<HeaderMap>,
     /// When it came.
     pub(super) since: Instant,
     /// It has an `Authorization`, so its answer may be for its user alone.
@@ -31,14 +34,38 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Returns the head of a request for the whole response, which answers all that is asked.
-    pub(super) fn for_all(&self) -> Parts {
+    /// Returns the head of a request for the whole response, which answers all that is asked. Its
+    /// range may stay.
+    pub(super) fn for_all(&self, keeps_range: bool) -> Parts {
         let mut head = self.head.clone();
         head.method = Method::GET;
         for name in TERMS {
-            head.headers.remove(name);
+            if !(keeps_range && RANGE_TERMS.contains(&name)) {
+                head.headers.remove(name);
+            }
         }
         head
+    }
+
+    /// Returns the head as it came.
+    pub(super) fn into_sent(self) -> Parts {
+        let mut head = self.head;
+        if let Some(headers) = self.as_sent {
+            head.headers = headers;
+        }
+        head
+    }
+
+    /// Returns whether the request is for a part of the response. A `HEAD` is for none (RFC 9110,
+    /// section 14.2).
+    pub(super) fn wants_part(&self) -> bool {
+        let headers = &self.head.headers;
+        if self.head.method != Method::GET || !headers.contains_key(RANGE) {
+            return false;
+        }
+        let range = sole(headers, RANGE).map(|range| range.as_bytes().trim_ascii());
+        // Players and download managers begin so. It is all of the response.
+        range != Some(b"bytes=0-".as_slice())
     }
 }
 
@@ -51,6 +78,37 @@ pub(super) struct Asked {
 }
 
 impl Http {
+    /// Gives headers their normal form. Returns all headers as they were, if any has one.
+    pub(super) fn normalize(&self, head: &mut Parts) -> Option<HeaderMap> {
+        let mut as_sent = None;
+        for (name, normal_form) in &self.0.normal_forms {
+            let lines = head.headers.get_all(name).iter();
+            let lines: Vec<_> =
+                lines.map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
+            if lines.is_empty() {
+                continue;
+            }
+            let normal = normal_form(&lines.join(", "));
+            as_sent.get_or_insert_with(|| head.headers.clone());
+            head.headers.remove(name);
+            if let Some(value) = normal.and_then(|value| HeaderValue::try_from(value).ok()) {
+                head.headers.insert(name, value);
+            }
+        }
+        as_sent
+    }
+
+    /// Removes the headers that a load does not send.
+    pub(super) fn forward(&self, headers: &mut HeaderMap) {
+        if self.0.forwarded.is_none() {
+            return;
+        }
+        let all = std::mem::take(headers);
+        for (name, value) in all.iter().filter(|(name, _)| self.0.forwards(name)) {
+            headers.append(name, value.clone());
+        }
+    }
+
     /// Returns the place of a request that may receive the response to another request, if that may
     /// be shared. Returns why any other one takes no part.
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<Place, Forward> {

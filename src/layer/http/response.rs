@@ -1,10 +1,14 @@
-//! Decides which responses may be shared, by an allow-list. Says how long they are fresh and how
-//! old they are (RFC 9111, section 4.2), and for how long they may be served stale (RFC 5861).
+//! Decides which responses may be shared. Says how long they are fresh and how old they are (RFC
+//! 9111, section 4.2), and for how long they may be served stale (RFC 5861).
 //!
-//! The rules decide before a response is stored or handed to another request. A response is not
-//! shared if it has a property that the rules do not know, or a header that they cannot parse.
+//! The rules decide before a response is stored or handed to another request. They list the
+//! statuses that may be shared, and the headers that forbid it: a header that they do not know
+//! forbids nothing. A response with a header that they cannot parse is not shared.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
@@ -21,13 +25,15 @@ use super::{
     Http,
     body::ServiceBody,
     cached::encoded_head_len,
+    conditions::RANGE_TERMS,
     fields::{Directives, date, listed, pragma, seconds, sole, vary},
+    invalidation::GROUPS,
     key::{Target, located},
     layer::HttpSettings,
     request::Question,
     validation::VALIDATORS,
 };
-use crate::backend::Windows;
+use crate::{backend::Windows, cache::are_fit};
 
 /// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +42,8 @@ pub(super) enum Unshared {
     Uncacheable(&'static str),
     /// Its request has credentials. Without them, it could be shared.
     Reserved,
+    /// It is about the range of its request. The whole response may be shareable.
+    Part,
     /// It is an error, so the next response may be shareable.
     Failing,
 }
@@ -56,12 +64,16 @@ pub(super) struct Shareable {
     /// The remaining lifetime, and what follows it. All are zero if only those may have the
     /// response that wait for it.
     pub(super) windows: Windows,
+    /// For how long after its head callers may join its body.
+    pub(super) joined_for: Duration,
     /// Once it is no longer fresh, it may only be validated, and not be served.
     pub(super) only_validates: bool,
     /// The age of the response when it arrived, in seconds.
     pub(super) age: u64,
     /// The headers of a request that select it.
     pub(super) vary: Vec<HeaderName>,
+    /// The tags of its groups.
+    pub(super) groups: Vec<Arc<str>>,
     /// Its length, if its headers have it.
     pub(super) announced: Option<u64>,
     /// The length of the largest body that is stored with its headers.
@@ -87,12 +99,38 @@ impl Http {
         // It may be for more than the credentials of its request (RFC 9111, section 3.5).
         let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
         let is_for_all = public || must_revalidate || s_maxage.is_some();
-        let shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
+        let mut shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
+        shareable.groups = self.groups(question, parts).ok_or_else(|| unshared("cache-groups"))?;
         match question.is_authorized && !is_for_all {
             true => Err(Unshared::Reserved),
             false => Ok(shareable),
         }
     }
+}
+
+impl Http {
+    /// Returns the tags of the groups that a response belongs to. Returns `None` if the cache
+    /// cannot store so many of them, or so long ones.
+    fn groups(&self, question: &Question, parts: &Parts) -> Option<Vec<Arc<str>>> {
+        let tags = self.tags(&question.head, &parts.headers, &GROUPS);
+        let mut groups: Vec<Arc<str>> = tags.into_iter().map(Arc::from).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        are_fit(&groups).then_some(groups)
+    }
+}
+
+/// Returns whether the response to a request with a range is about that range: a part (RFC 9110,
+/// section 15.3.7), or that there is no such part (section 15.5.17). One that says that it depends
+/// on the range is, too, whatever its status.
+pub(super) fn is_about_range(parts: &Parts) -> bool {
+    let is_part = parts.status == StatusCode::PARTIAL_CONTENT;
+    if is_part || parts.status == StatusCode::RANGE_NOT_SATISFIABLE {
+        return true;
+    }
+    let varies_by = vary(&parts.headers).unwrap_or_default();
+    parts.headers.contains_key(CONTENT_RANGE)
+        || RANGE_TERMS.iter().any(|name| varies_by.contains(name))
 }
 
 /// A response that is judged.
@@ -131,7 +169,8 @@ impl<'a> Judged<'a> {
         let (policy, it) = (&self.settings.policy, &self.directives);
         let &Parts { status, ref headers, .. } = self.parts;
         let has = |name: &HeaderName| headers.contains_key(name);
-        let ignores = |name: HeaderName| !self.vary.contains(&name);
+        let ignores =
+            |name: HeaderName| !self.vary.contains(&name) || !self.settings.forwards(&name);
         let is_careful = !policy.is_rfc9111;
         let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
         let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);
@@ -184,10 +223,13 @@ impl<'a> Judged<'a> {
         let Self { parts, announced, body_limit, vary, directives: it, .. } = self;
         let age = age(&parts.headers, self.received, took);
         let (mut windows, mut only_validates) = (Windows::fresh(Duration::ZERO), false);
+        let mut joined_for = Duration::MAX;
         if settings.policy.coalesces {
-            // Requests to a careful layer have nothing of their users.
-            if settings.policy.is_rfc9111 && lifetime.is_none() {
-                return None;
+            // Requests to a careful layer have nothing of their users. A request to the other one
+            // may, so only a response that may be reused answers it (RFC 9111, section 4).
+            if settings.policy.is_rfc9111 {
+                let left = lifetime?.checked_sub(Duration::from_secs(age));
+                joined_for = left.filter(|left| !left.is_zero())?;
             }
         } else {
             let (limit, default) =
@@ -201,6 +243,7 @@ impl<'a> Judged<'a> {
             };
             let left = lifetime?.checked_sub(Duration::from_secs(age));
             windows.fresh = left.filter(|left| !left.is_zero())?.min(default.fresh);
+            joined_for = windows.fresh;
             windows.stale = window(it.stale_while_revalidate, default.stale);
             windows.error = window(it.stale_if_error, default.error);
             only_validates = windows.is_fresh_only()
@@ -210,7 +253,16 @@ impl<'a> Judged<'a> {
         if only_validates {
             windows.error = settings.kept_for_validation;
         }
-        Some(Shareable { windows, only_validates, age, vary, announced, body_limit })
+        Some(Shareable {
+            windows,
+            joined_for,
+            only_validates,
+            age,
+            vary,
+            groups: Vec::new(),
+            announced,
+            body_limit,
+        })
     }
 
     /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness
@@ -221,6 +273,9 @@ impl<'a> Judged<'a> {
         if is_careful && it.max_age == Some(0) {
             // It forbids sharing, even next to a larger `s-maxage`.
             return None;
+        }
+        if it.is_garbled {
+            return Some(Duration::ZERO);
         }
         if let Some(seconds) = it.s_maxage.or(it.max_age) {
             return Some(Duration::from_secs(seconds));

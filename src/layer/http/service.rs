@@ -20,6 +20,7 @@ use tower_service::Service;
 
 use super::{
     CachedResponse, Http, InnerServiceError, ResponseBody,
+    invalidation::is_safe,
     load::{CallResult, PendingCall, ServiceCall, StreamedResponse, load},
     request::{Asked, Question},
     status::{Forward, ttl},
@@ -51,10 +52,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let http = self.mode.clone();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
+        let as_sent = http.normalize(&mut head);
         let admitted = http.admit(&head, &body);
         let is_authorized = head.headers.contains_key(AUTHORIZATION);
-        let question = Arc::new(Question { head, since: Instant::now(), is_authorized });
+        let question = Arc::new(Question { head, as_sent, since: Instant::now(), is_authorized });
         let call = (self.inner.clone(), body);
         match admitted {
             Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
@@ -93,10 +95,11 @@ impl Http {
             Forward::Full => counters.passed_overloaded.add(),
             _ => {}
         }
-        let is_kept = place.is_some() || !question.head.method.is_safe();
+        let is_kept = place.is_some() || !is_safe(&question.head.method);
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
-        let (parts, body) = call.send(Arc::unwrap_or_clone(question).head).await?.into_parts();
+        let head = Arc::unwrap_or_clone(question).into_sent();
+        let (parts, body) = call.send(head).await?.into_parts();
         if let Some(question) = kept {
             let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
             match place {
@@ -241,7 +244,12 @@ impl Asked {
                 Ok(response) => return Ok(Ok(response)),
                 Err(next) => next,
             },
-            FlightResult::Alone(Alone::Reserved) if !question.is_authorized => Next::Retry(None),
+            // A part that cannot be cut from what another caller has is asked for.
+            FlightResult::Alone(Alone::Reserved)
+                if !question.is_authorized && !question.wants_part() =>
+            {
+                Next::Retry(None)
+            }
             FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
             FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
         };

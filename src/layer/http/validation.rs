@@ -39,15 +39,33 @@ pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) ->
     is_conditional
 }
 
-/// Returns the stale response with the headers of a `304` (RFC 9111, section 3.2), unless that is
-/// about another response. Those about its bytes stay.
-pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Response<Bytes>> {
+/// What a `304` makes of the stale response: its bytes, with the headers of the `304`.
+pub(super) enum Validated {
+    /// The stale response is renewed.
+    Renewed(Response<Bytes>),
+    /// The `304` is about a response with another tag, so the stored one may not be renewed (RFC
+    /// 9111, section 4.3.4). But the condition of the request held (RFC 9110, section 13.1.2), so
+    /// the stored bytes are the right answer to it.
+    Confirmed(Response<Bytes>),
+}
+
+/// Returns what the headers of a `304` make of the stale response.
+pub(super) fn validated(stale: &CachedResponse, newer: &HeaderMap) -> Validated {
     let [new, old] =
         [newer, stale.headers()].map(|headers| headers.get(ETAG).map(|tag| opaque(tag.as_bytes())));
-    if new.is_some() && new != old {
-        return None;
+    if new.is_none() || new == old {
+        return Validated::Renewed(updated(stale, newer.clone()));
     }
     let mut newer = newer.clone();
+    for name in VALIDATORS {
+        newer.remove(name);
+    }
+    Validated::Confirmed(updated(stale, newer))
+}
+
+/// Returns the stale response with newer headers (RFC 9111, section 3.2). Those about its bytes
+/// stay.
+fn updated(stale: &CachedResponse, mut newer: HeaderMap) -> Response<Bytes> {
     strip(&mut newer);
     for name in OF_BYTES {
         newer.remove(name);
@@ -62,5 +80,5 @@ pub(super) fn renewed(stale: &CachedResponse, newer: &HeaderMap) -> Option<Respo
         *date = now;
     }
     headers.extend(newer);
-    Some(renewed)
+    renewed
 }

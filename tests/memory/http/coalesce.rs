@@ -103,3 +103,83 @@ async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
         }
     }
 }
+
+/// Returns the credential of a request, by which the origin below makes its page.
+fn user_of(request: &Request<Body>) -> String {
+    let named = ["authorization", "cookie", "x-api-key"].map(|name| request.headers().get(name));
+    let user = named.into_iter().flatten().next();
+    user.map_or("nobody", |user| user.to_str().unwrap()).to_owned()
+}
+
+/// With `rfc9111()`, the page of one user went to another one, because it named a lifetime. A
+/// response may answer a second request only where it may be reused (RFC 9111, section 4).
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_not_fresh_on_arrival_answers_no_second_user() {
+    let users: [Lines<'_>; 7] = [
+        &[],
+        &[("authorization", "Basic YTpi")],
+        &[("authorization", "Basic Yjpi")],
+        &[("cookie", "session=a")],
+        &[("cookie", "session=b")],
+        &[("x-api-key", "a")],
+        &[("x-api-key", "b")],
+    ];
+    for headers in [
+        &[("cache-control", "s-maxage=0, max-age=60")][..],
+        &[("cache-control", "max-age=0, must-revalidate")],
+        &[("cache-control", "public, max-age=0")],
+        &[("cache-control", "public, s-maxage=0")],
+        &[("cache-control", "public"), ("expires", "0")],
+        &[("expires", "0")],
+        &[("cache-control", "public, max-age=60"), ("age", "60")],
+        &[("cache-control", "public, max-age=60, max-age=x")],
+        &[("cdn-cache-control", "public, max-age=0"), ("cache-control", "max-age=60")],
+    ] {
+        let (inner, _) = origin(move |_, request| reply(200, headers, user_of(request)));
+        let layer = || silent_layer().policy(Policy::rfc9111().coalesce_only());
+        for one in users {
+            for other in users.into_iter().filter(|other| *other != one) {
+                let services = [layer().layer(inner.clone())];
+                let answers = ask_all(&services, [get_with(one), get_with(other)]).await;
+                assert_eq!(answers[0].text(), user_of(&get_with(one)), "{headers:?}");
+                assert_eq!(answers[1].text(), user_of(&get_with(other)), "{headers:?}");
+            }
+        }
+    }
+}
+
+/// The requests of a careful layer have nothing of their users.
+#[tokio::test(start_paused = true)]
+async fn a_fresh_response_is_coalesced_and_so_is_a_stale_one_by_the_careful_policy() {
+    for (policy, control, expected) in [
+        (Policy::rfc9111(), "max-age=60", 1),
+        (Policy::rfc9111(), "max-age=0", 10),
+        (Policy::default(), "max-age=0", 1),
+    ] {
+        let (inner, calls) = origin(move |_, _| reply(200, &[("cache-control", control)], ""));
+        let service = silent_layer().policy(policy.coalesce_only()).layer(inner);
+        crowd(&service, 10).await;
+        assert_eq!(calls.count(), expected, "{control}");
+    }
+}
+
+/// A caller that comes when the response has become stale begins a load of its own.
+#[tokio::test(start_paused = true)]
+async fn no_caller_joins_a_coalesced_body_that_is_no_longer_fresh() {
+    let (inner, calls) = origin(|call, _| {
+        let body = futures_util::stream::once(async move {
+            sleep(5 * SECOND).await;
+            Ok::<_, std::io::Error>(call.to_string())
+        });
+        reply(200, &[("cache-control", "public, max-age=2")], Body::from_stream(body))
+    });
+    let service = silent_layer().policy(Policy::rfc9111().coalesce_only()).layer(inner);
+    let first = asking(&service, get("/"));
+    sleep(SECOND).await;
+    let second = asking(&service, get("/"));
+    sleep(2 * SECOND).await;
+    let third = asking(&service, get("/"));
+    let answers = all([first, second, third]).await;
+    let bodies: Vec<_> = answers.iter().map(Answer::text).collect();
+    assert_eq!((bodies, calls.count()), (vec!["1", "1", "2"], 2));
+}

@@ -171,7 +171,20 @@ async fn tags_are_compared_weakly_and_dates_after_them() {
     const LATER: &str = "Tue, 15 Nov 1994 12:45:26 GMT";
     let (tag, weak) = (("etag", "\"v1\""), ("etag", "W/\"v1\""));
     let (modified, dated) = (("last-modified", MODIFIED), ("date", DATE));
-    let table: [(&[_], Lines<'static>, bool); 19] = [
+    let comma = ("etag", "\"a,b\"");
+    let table: [(&[_], Lines<'static>, bool); 31] = [
+        (&[comma], &[(TAGS, "\"a,b\"")], true),
+        (&[comma], &[(TAGS, "\"x\", \"a,b\"")], true),
+        (&[comma], &[(TAGS, "\"x\",W/\"a,b\" , \"y,z\"")], true),
+        (&[comma], &[(TAGS, "\"x,y\", \"a,b\"")], true),
+        (&[comma], &[(TAGS, "x, \"a,b\"")], true),
+        (&[comma], &[(TAGS, "\"x\""), (TAGS, ",, \"a,b\",")], true),
+        (&[comma], &[(TAGS, "\"a\", \"b\"")], false),
+        (&[comma], &[(TAGS, "\"a, b\"")], false),
+        (&[comma], &[(TAGS, "\"x, \"a,b\"")], false),
+        (&[("etag", "\"a\"")], &[(TAGS, "\"x,\"a\",y\"")], false),
+        (&[("etag", "\"a\"")], &[(TAGS, "\"x,*,y\"")], false),
+        (&[("etag", "\"a\"")], &[(TAGS, "\"x\",*")], true),
         (&[tag], &[(TAGS, "W/\"v1\"")], true),
         (&[weak], &[(TAGS, "\"v1\"")], true),
         (&[weak], &[(TAGS, "\"v0\" ,\t, \"v1\"")], true),
@@ -239,7 +252,7 @@ async fn an_answer_that_is_not_shared_meets_the_conditions_too() {
     for (method, lines, status, body) in [
         (Method::GET, &[("if-none-match", "\"v1\"")][..], 304, ""),
         (Method::HEAD, &[], 200, ""),
-        (Method::GET, &[("range", "bytes=0-0")], 200, "1 GET 0"),
+        (Method::GET, &[("range", "bytes=0-0")], 200, "1 GET 1"),
     ] {
         let (service, before) = (layered(&inner), calls.count());
         let answer = ask(&service, by(method.clone(), lines)).await;
@@ -311,4 +324,142 @@ async fn a_tag_may_be_any_bytes() {
         let answer = ask(&service, request).await;
         assert_eq!((answer.status.as_u16(), answer.text()), (status, body), "{name}");
     }
+}
+
+/// Returns an origin that has a file of so many bytes, which are the last digits of their places,
+/// and answers a range of it with a `206`.
+fn file(length: usize, control: &'static str) -> (Inner, Calls) {
+    origin(move |_, request| {
+        let bytes: Bytes = (0..length).map(|at| b'0' + (at % 10) as u8).collect();
+        let seen: Vec<_> = request.headers().keys().map(|name| name.as_str()).collect();
+        let common = [("etag", "\"v1\""), ("cache-control", control), ("x-seen", &seen.join(","))];
+        let range = request.headers().get("range").and_then(|range| range.to_str().ok());
+        let range = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let Some((first, last)) = range else { return reply(200, &common, bytes) };
+        let first: usize = first.parse().unwrap();
+        if first >= length {
+            let place = format!("bytes */{length}");
+            return reply(416, &[&common[..], &[("content-range", &place)]].concat(), "");
+        }
+        let end = last.parse().map_or(length, |last: usize| length.min(last + 1));
+        let place = format!("bytes {first}-{}/{length}", end - 1);
+        let lines = [&common[..], &[("content-range", &place)]].concat();
+        reply(206, &lines, bytes.slice(first..end))
+    })
+}
+
+/// Of a file over the limit, or of a private one, two bytes were 3 MiB: the first request in ten
+/// seconds received the whole.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_what_is_not_stored_is_a_part() {
+    const PART: Lines<'_> = &[("range", "bytes=2-3")];
+    for (length, control) in [(3 << 20, "max-age=60"), (10, "private"), (10, "max-age=60")] {
+        let (inner, calls) = file(length, control);
+        let service = layer().cache_status().layer(inner);
+        for call in 1..4 {
+            let answer = ask(&service, get_with(PART)).await;
+            assert_eq!((answer.status.as_u16(), answer.text()), (206, "23"), "{length} {control}");
+            assert_eq!(answer.headers["content-range"], *format!("bytes 2-3/{length}"));
+            let status = answer.headers["cache-status"].to_str().unwrap();
+            assert_eq!(status, "bellwether; fwd=uri-miss; detail=\"uncacheable: range\"");
+            assert_eq!(calls.count(), call);
+        }
+        // A request for the whole finds no mark, and what may be stored is.
+        let whole = ask(&service, get("/")).await;
+        assert_eq!((whole.status, whole.body.len()), (StatusCode::OK, length));
+        let (before, answer) = (calls.count(), ask(&service, get_with(PART)).await);
+        assert_eq!((answer.status.as_u16(), answer.text()), (206, "23"));
+        let is_stored = length == 10 && control != "private";
+        assert_eq!(calls.count() - before, usize::from(!is_stored), "{length} {control}");
+    }
+}
+
+/// What a player begins with is all of the file.
+#[tokio::test(start_paused = true)]
+async fn a_range_that_is_the_whole_response_is_none() {
+    let (inner, calls) = file(10, "max-age=60");
+    let service = layered(&inner);
+    for _ in 0..2 {
+        let answer = ask(&service, get_with(&[("range", "bytes=0-")])).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (206, BODY));
+        assert_eq!((&answer.headers["x-seen"], calls.count()), (&"".parse().unwrap(), 1));
+    }
+}
+
+/// The part is its caller's alone. Those that wait for the whole share it, and those that wait for
+/// a part ask for theirs.
+#[tokio::test(start_paused = true)]
+async fn callers_that_wait_for_a_part_of_another_one_have_what_is_theirs() {
+    let (inner, calls) = file(10, "max-age=60");
+    let service = layered(&inner);
+    let part = || get_with(&[("range", "bytes=2-3")]);
+    let requests = [part()].into_iter().chain((0..10).flat_map(|_| [get("/"), part()]));
+    let answers = ask_all(std::slice::from_ref(&service), requests).await;
+    for (at, answer) in answers.iter().enumerate() {
+        let expected = if at % 2 == 0 { (206, "23") } else { (200, BODY) };
+        assert_eq!((answer.status.as_u16(), answer.text()), expected, "{at}");
+    }
+    assert_eq!(calls.count(), 12);
+    ask_all(std::slice::from_ref(&service), [part(), get("/")]).await;
+    assert_eq!(calls.count(), 12, "nothing is stored");
+}
+
+/// The leader's response is no part of theirs.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_for_a_part_of_an_unfit_response_asks_for_its_own() {
+    for (length, control) in [(3 << 20, "max-age=60"), (10, "private")] {
+        let (inner, _) = file(length, control);
+        let requests = [get("/"), get_with(&[("range", "bytes=2-3")])];
+        let answers = ask_all(&[layered(&inner)], requests).await;
+        assert_eq!(answers[0].body.len(), length);
+        assert_eq!((answers[1].status.as_u16(), answers[1].text()), (206, "23"), "{control}");
+    }
+}
+
+/// A range of one client must neither mark a URL nor be the response to all.
+#[tokio::test(start_paused = true)]
+async fn what_a_range_provokes_is_for_its_caller() {
+    let wide = [("range", "bytes=90-99")];
+    let (inner, calls) = file(10, "max-age=60");
+    let service = layered(&inner);
+    assert_eq!(ask(&service, get_with(&wide)).await.status.as_u16(), 416);
+    ask_all(std::slice::from_ref(&service), (0..10).map(|_| get("/"))).await;
+    assert_eq!(calls.count(), 2);
+    for lines in [&[("vary", "range")][..], &[("vary", "if-range")], &[("content-range", "x")]] {
+        let (inner, _) = origin(move |_, request| {
+            let has_range = request.headers().contains_key("range");
+            reply(200, if has_range { lines } else { &[] }, if has_range { "cut" } else { "whole" })
+        });
+        let service = layer().policy(Policy::rfc9111()).layer(inner);
+        let range = get_with(&[("range", "bytes=0-1")]);
+        let answers = ask_all(std::slice::from_ref(&service), [range, get("/")]).await;
+        assert_eq!([answers[0].text(), answers[1].text()], ["cut", "whole"], "{lines:?}");
+        assert_eq!(ask(&service, get("/")).await.text(), "whole", "{lines:?}");
+    }
+}
+
+/// RFC 9110, section 13.2.2: the condition comes before the range.
+#[tokio::test(start_paused = true)]
+async fn a_condition_comes_before_the_range_of_what_is_not_stored() {
+    for (lines, status, seen) in [
+        (&[("range", "bytes=2-3"), ("if-none-match", "\"v1\"")][..], 304, "range"),
+        (&[("range", "bytes=2-3"), ("if-none-match", "\"v0\"")], 206, "range"),
+        (&[("range", "bytes=2-3"), ("if-range", "\"v1\"")], 206, "range,if-range"),
+    ] {
+        let answer = ask(&layered(&file(10, "max-age=60").0), get_with(lines)).await;
+        let seen_there = answer.headers["x-seen"].to_str().unwrap();
+        assert_eq!((answer.status.as_u16(), seen_there), (status, seen));
+    }
+}
+
+/// The response that is stored is validated as a whole, and the part is cut from it.
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_stale_response_is_cut_from_the_next_one() {
+    let (inner, calls) = file(10, "max-age=60");
+    let service = layered(&inner);
+    ask(&service, get("/")).await;
+    sleep(61 * SECOND).await;
+    let answer = ask(&service, get_with(&[("range", "bytes=2-3")])).await;
+    assert_eq!((answer.status.as_u16(), answer.text()), (206, "23"));
+    assert_eq!((&answer.headers["x-seen"], calls.count()), (&"if-none-match".parse().unwrap(), 2));
 }

@@ -99,6 +99,35 @@ async fn a_response_may_have_many_groups() {
     }
 }
 
+/// It was said to be stored, and was loaded by each caller that came later.
+#[tokio::test(start_paused = true)]
+async fn a_response_of_too_many_groups_says_why_it_is_not_stored() {
+    let many =
+        |count: usize| (0..count).map(|at| format!("\"{at}\"")).collect::<Vec<_>>().join(", ");
+    let long = |length: usize| format!("\"{}\"", "x".repeat(length));
+    let stored = "bellwether; fwd=uri-miss; stored; ttl=60";
+    let alone = "bellwether; fwd=uri-miss; detail=\"uncacheable: cache-groups\"";
+    // A tag has the host and a space before its group.
+    for (groups, status) in [
+        (many(128), stored),
+        (format!("{}, \"0\"", many(128)), stored),
+        (many(129), alone),
+        (long(507), stored),
+        (long(508), alone),
+    ] {
+        let service = service(&MemoryBackend::new());
+        let answer = page(&service, "/a", &groups).await;
+        assert_eq!(answer.headers["cache-status"], status);
+        assert_eq!(is_stored(&service, "/a").await, status == stored);
+        // The mark stays, so no caller waits.
+        let begun = Instant::now();
+        let lines = [("x-answer-cache-groups", &*groups)];
+        let asked = (0..10).map(|_| to("GET", "shop", "/a", &lines));
+        ask_all(std::slice::from_ref(&service), asked).await;
+        assert!(begun.elapsed() <= DELAY, "{:?}", begun.elapsed());
+    }
+}
+
 /// Section 3: the answer to an unsafe request ends the groups that it names, whatever its status.
 /// The answer to a safe one ends none.
 #[tokio::test(start_paused = true)]
@@ -111,6 +140,14 @@ async fn the_answer_to_an_unsafe_request_ends_groups() {
         ("GET", "200", false),
         ("HEAD", "200", false),
         ("OPTIONS", "200", false),
+        ("PROPFIND", "207", false),
+        ("REPORT", "200", false),
+        ("SEARCH", "200", false),
+        ("QUERY", "200", false),
+        ("propfind", "200", true),
+        ("PROPPATCH", "207", true),
+        ("MKCOL", "201", true),
+        ("UNKNOWN", "200", true),
     ] {
         let backend = MemoryBackend::new();
         let [one, other] = [(); 2].map(|()| service(&backend));

@@ -41,6 +41,19 @@ async fn words_of_a_name_tell_tenants_persons_and_proofs() {
     all_are(names, [false, true]).await;
 }
 
+/// Each of these was harmless.
+#[tokio::test(start_paused = true)]
+async fn words_of_access_managers_and_of_proofs_are_found() {
+    let names = "x-wsse wsse x-cred x-creds x_creds x-passcode x-pass passcode x-userpass \
+                 x-pass-phrase x-jenkins-crumb jenkins-crumb .crumb x-request-forgery \
+                 x-antiforgery eppn x-eppn upn x-upn x-ms-upn x-spiffe-id spiffe iv-remote \
+                 iv-address iv_server sm_transactionid sm-universalid sm_serveridentityspec \
+                 displayname x-displayname x-display-name display_name x-access-code \
+                 accesscode x-device-code x_device_code otp-code x-otpcode x-verification";
+    all_are(names, [false, true]).await;
+    all_are("destination x-destination", [false, false]).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn headers_of_browsers_and_proxies_are_harmless() {
     let names = "sec-fetch-site sec-fetch-storage-access sec-ch-ua-model sec-ch-ua-arch \
@@ -82,4 +95,87 @@ async fn headers_that_change_the_request_are_forbidden() {
                  x-raw-url x-proxy-url x-invoke-path x-matched-path x-invoke-query x-url \
                  x-path if-something-new authorization";
     all_are(names, [false, false]).await;
+}
+
+/// A service that reads its user in any header has the pages of one shared with others. With
+/// `forward_only` it does not see the header.
+#[tokio::test(start_paused = true)]
+async fn a_load_carries_only_the_headers_that_are_named() {
+    const USER: &str = "x-badge";
+    let (inner, calls) = origin(|_, request| {
+        let mut seen: Vec<_> = request.headers().keys().map(|name| name.as_str()).collect();
+        seen.sort_unstable();
+        let user = request.headers().get(USER).map_or("nobody", |user| user.to_str().unwrap());
+        let headers = [("x-seen", &*seen.join(",")), ("vary", "x-badge, accept-language")];
+        reply(200, &headers, user.to_owned())
+    });
+    let layer = layer().ignore_cookies(["theme"]).vary_by_header("x-shop");
+    let layer = layer.forward_only(["Accept"]).forward_only(["accept-language", "not a name"]);
+    let service = layer.layer(inner);
+    let of = |user| {
+        get_with(&[
+            ("accept", "*/*"),
+            ("accept-language", "en"),
+            ("cookie", "theme=dark"),
+            ("host", "shop"),
+            ("referer", "/"),
+            ("x-shop", "a"),
+            (USER, user),
+        ])
+    };
+    let answers = ask_all(std::slice::from_ref(&service), ["alice", "bob"].map(of)).await;
+    for answer in &answers {
+        assert_eq!(answer.text(), "nobody");
+        assert_eq!(answer.headers["x-seen"], "accept,accept-language,cookie,host,x-shop");
+    }
+    // It makes no variants by what it does not send.
+    assert_eq!(calls.count(), 1);
+    // A request that passes has all of its headers, and no more requests pass.
+    let mut passed = of("alice");
+    passed.headers_mut().insert("authorization", "a".parse().unwrap());
+    assert_eq!(ask(&service, passed).await.text(), "alice");
+    let mut keyed = of("alice");
+    keyed.headers_mut().insert("x-api-key", "a".parse().unwrap());
+    assert_eq!(ask(&service, keyed).await.text(), "alice");
+}
+
+/// By RFC 9111 the response decides, so the service must see the credentials.
+#[tokio::test(start_paused = true)]
+async fn credentials_keep_their_rules_where_few_headers_are_sent() {
+    let (inner, calls) = origin(|_, request| {
+        let known = ["authorization", "cookie"].map(|name| request.headers().get(name));
+        let user =
+            known.into_iter().flatten().next().map_or("nobody", |user| user.to_str().unwrap());
+        let control = if request.uri() == "/all" { "public, max-age=60" } else { "private" };
+        reply(200, &[("cache-control", control)], user.to_owned())
+    });
+    let service = layer().policy(Policy::rfc9111()).forward_only(["accept"]).layer(inner);
+    for credential in ["authorization", "cookie"] {
+        for user in ["alice", "bob"] {
+            let answer = ask(&service, request("GET", "/", &[(credential, user)])).await;
+            assert_eq!(answer.text(), user);
+        }
+    }
+    let before = calls.count();
+    for user in ["alice", "bob"] {
+        ask(&service, request("GET", "/all", &[("authorization", user)])).await;
+    }
+    assert_eq!(calls.count() - before, 1);
+}
+
+/// Without an `Accept-Encoding` a service may choose any coding, and without an `Origin` any page.
+#[tokio::test(start_paused = true)]
+async fn what_depends_on_a_header_that_is_not_sent_is_not_shared() {
+    for (lines, is_shared) in [
+        (&[("content-encoding", "gzip"), ("vary", "accept-encoding")][..], false),
+        (&[("access-control-allow-origin", "https://a"), ("vary", "origin")], false),
+        (&[("access-control-allow-origin", "*"), ("vary", "origin")], true),
+    ] {
+        let (inner, calls) = origin(move |_, _| reply(200, lines, ""));
+        let service = layer().forward_only(["accept"]).layer(inner);
+        for _ in 0..2 {
+            ask(&service, get("/")).await;
+        }
+        assert_eq!(calls.count(), if is_shared { 1 } else { 2 }, "{lines:?}");
+    }
 }

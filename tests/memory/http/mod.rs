@@ -1,5 +1,6 @@
 //! `BellwetherLayer::http`: shared answers, unshared answers, and the responses of all callers.
 
+mod backlog;
 mod bodies;
 mod coalesce;
 mod conditions;

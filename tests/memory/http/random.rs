@@ -38,6 +38,17 @@ struct Plan {
     cancels: bool,
     is_rfc9111: bool,
     memory: usize,
+    serves_ranges: bool,
+    /// What validates a response, and by which tag.
+    validates: Validates,
+    forwards: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Validates {
+    Nothing,
+    ByItsTag,
+    ByAnotherTag,
 }
 
 impl Plan {
@@ -52,6 +63,12 @@ impl Plan {
             cancels: chance(rng, 40),
             is_rfc9111: chance(rng, 40),
             memory: if rng.bool() { 1 << 20 } else { 0 },
+            serves_ranges: rng.bool(),
+            validates: one(
+                rng,
+                &[Validates::Nothing, Validates::ByItsTag, Validates::ByAnotherTag],
+            ),
+            forwards: rng.bool(),
         }
     }
 }
@@ -73,8 +90,15 @@ fn origin(plan: Plan) -> Inner {
             let seen = writes.load(SeqCst);
             sleep(MS * one(&mut rng, &[1, 20, 50, 400])).await;
             let head = Response::builder().header("cache-control", one(&mut rng, &CONTROLS));
+            let tag = format!("\"{seen}\"");
+            let is_known =
+                request.headers().get("if-none-match").is_some_and(|known| *known == tag);
+            if is_known && plan.validates != Validates::Nothing {
+                let tag = if plan.validates == Validates::ByItsTag { &*tag } else { "\"other\"" };
+                return Ok(head.status(304).header("etag", tag).body(Body::empty()).unwrap());
+            }
             let head = match chance(&mut rng, 30) {
-                true => head.header("etag", format!("\"{seen}\"")),
+                true => head.header("etag", tag),
                 false => head,
             };
             let (head, language) = match plan.varies {
@@ -83,6 +107,11 @@ fn origin(plan: Plan) -> Inner {
             };
             let status = one(&mut rng, &[200, 200, 200, 200, 200, 200, 404, 503]);
             let owner = request.extensions().get::<User>().map_or("none", |user| user.0);
+            if plan.serves_ranges && request.headers().contains_key("range") {
+                let text = format!("{owner}|{language}|{seen}|");
+                let head = head.header("content-range", format!("bytes 0-6/{}", text.len()));
+                return Ok(head.status(206).body(text.into_bytes()[..7].to_vec().into()).unwrap());
+            }
             let body = body(format!("{owner}|{language}|{seen}|"), &mut rng);
             Ok(head.status(status).body(body).unwrap())
         }
@@ -134,6 +163,8 @@ fn processes(plan: Plan, backends: &[Faulty]) -> Vec<[Layered; 3]> {
         [0, 1, 2].map(|parts| {
             let layer = BellwetherLayer::http(cache.clone()).ignore_reloads();
             let layer = if plan.is_rfc9111 { layer.policy(Policy::rfc9111()) } else { layer };
+            let named = ["accept-language"];
+            let layer = if plan.forwards { layer.forward_only(named) } else { layer };
             let layer = if parts > 0 { layer.vary_by(user) } else { layer };
             let layer = if parts > 1 { layer.vary_by_header("x-unused") } else { layer };
             layer.layer(inner.clone())

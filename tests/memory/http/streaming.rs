@@ -187,13 +187,14 @@ async fn a_body_over_the_limit_goes_on_for_its_readers_only() {
     feed.closed().await;
 }
 
-/// The others wait for a slow reader for a second in all. It gets an error then, never a clean end.
-/// One that is slower by less than the buffer is served to the end.
+/// The others wait for a slow reader for a second, or for as long as they have read. It gets an
+/// error then, never a clean end. One that is slower by less than the backlog is served to the end.
 #[tokio::test(start_paused = true)]
 async fn a_slow_reader_holds_up_no_other_for_long() {
     for is_slow in [true, false] {
         let (inner, mut feeds) = fed(&[]);
-        let service = limited(64 << 10, inner);
+        let layer = layer_of(builder().max_value(64 << 10)).body_backlog(64 << 10);
+        let service = layer.layer(inner);
         let mut bodies = open_all(&service, 3).await;
         let feed = feeds.recv().await.unwrap();
         let mut slower = bodies.remove(0);

@@ -282,3 +282,76 @@ async fn an_early_refresh_keeps_the_marker() {
     }
     assert!(calls.count() <= 52, "{}", calls.count());
 }
+
+/// Any number of values of a header made as many entries.
+#[tokio::test(start_paused = true)]
+async fn a_header_in_its_normal_form_makes_as_many_variants_as_there_are_forms() {
+    let (inner, calls) = origin(|call, request| {
+        let agent =
+            request.headers().get("user-agent").map_or("none", |agent| agent.to_str().unwrap());
+        let control = if request.uri() == "/own" { "private" } else { "max-age=60" };
+        let headers = [("vary", "user-agent"), ("cache-control", control), ("x-agent", agent)];
+        reply(200, &headers, call.to_string())
+    });
+    let layer = layer().normalize("User-Agent", |value| match value {
+        "robot" => None,
+        "broken" => Some("a\nb".to_owned()),
+        value if value.contains("Mobile") => Some("mobile".to_owned()),
+        _ => Some("desktop".to_owned()),
+    });
+    let service = layer.layer(inner);
+    let mut agents: Vec<_> = (0..100).map(|at| format!("Mozilla/{at}")).collect();
+    agents.extend((0..100).map(|at| format!("Mobile/{at}")));
+    for agent in &agents {
+        let answer = ask(&service, get_with(&[("user-agent", agent)])).await;
+        let form = if agent.starts_with("Mobile") { "mobile" } else { "desktop" };
+        assert_eq!(answer.headers["x-agent"], form);
+    }
+    // All lines are one value, and any bytes are one. What is removed is as without the header.
+    let [line, mobile] = [("user-agent", "a"), ("user-agent", "Mobile")];
+    assert_eq!(ask(&service, get_with(&[line, mobile])).await.headers["x-agent"], "mobile");
+    let mut request = get("/");
+    request.headers_mut().insert("user-agent", "Mobile \u{e4}".parse().unwrap());
+    assert_eq!(ask(&service, request).await.headers["x-agent"], "mobile");
+    assert_eq!(calls.count(), 2);
+    for lines in [&[("user-agent", "robot")][..], &[("user-agent", "broken")], &[]] {
+        assert_eq!(ask(&service, get_with(lines)).await.headers["x-agent"], "none");
+    }
+    assert_eq!(calls.count(), 3);
+    // A request that passes has its own.
+    let passes = [
+        request_of("POST", "/", "Mobile/1"),
+        get_with(&[("user-agent", "Mobile/1"), ("authorization", "a")]),
+    ];
+    for request in passes {
+        assert_eq!(ask(&service, request).await.headers["x-agent"], "Mobile/1");
+    }
+    for agent in ["mobile", "Mobile/1"] {
+        let answer = ask(&service, request_of("GET", "/own", "Mobile/1")).await;
+        assert_eq!(answer.headers["x-agent"], agent);
+    }
+}
+
+fn request_of(method: &str, path: &str, agent: &str) -> Request<Body> {
+    request(method, path, &[("user-agent", agent)])
+}
+
+/// The key of a request is that of its normal form, also for a write.
+#[tokio::test(start_paused = true)]
+async fn a_normal_form_counts_for_each_key() {
+    let (inner, calls) = numbered();
+    let layer = layer().normalize("host", |host| Some(host.trim_start_matches("www.").to_owned()));
+    let parts = |host: &str| request("GET", "/", &[("host", host)]).into_parts().0;
+    assert_eq!(layer.key(&parts("www.shop")), layer.key(&parts("shop")));
+    let service = layer.layer(inner);
+    for (method, host, expected) in [
+        ("GET", "shop", "1"),
+        ("GET", "www.shop", "1"),
+        ("POST", "www.shop", "2"),
+        ("GET", "shop", "3"),
+    ] {
+        let answer = ask(&service, request(method, "/", &[("host", host)])).await;
+        assert_eq!(answer.text(), expected, "{method} {host}");
+    }
+    assert_eq!(calls.count(), 3);
+}

@@ -199,6 +199,26 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
     assert_eq!(texts.each_ref().map(|answer| answer.text()), ["4", "5"]);
 }
 
+/// The registry of HTTP methods says that these are safe.
+#[tokio::test(start_paused = true)]
+async fn a_safe_method_ends_no_stored_response() {
+    for (method, is_safe) in [
+        ("PROPFIND", true),
+        ("REPORT", true),
+        ("SEARCH", true),
+        ("QUERY", true),
+        ("PROPPATCH", false),
+        ("UNKNOWN", false),
+    ] {
+        let (inner, _) = numbered();
+        let service = layered(&inner);
+        ask(&service, get("/")).await;
+        ask(&service, request(method, "/", &[])).await;
+        let expected = if is_safe { "1" } else { "3" };
+        assert_eq!(ask(&service, get("/")).await.text(), expected, "{method}");
+    }
+}
+
 /// Each call waited for a command, and for its time limit while the backend was away.
 #[tokio::test(start_paused = true)]
 async fn a_grpc_call_waits_for_no_backend() {
