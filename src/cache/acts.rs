@@ -27,7 +27,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Errors
     ///
     /// As with [`invalidate`](Self::invalidate), and [`Codec`](crate::ErrorKind::Codec) if the
-    /// value cannot be encoded, or is too large.
+    /// value cannot be encoded, or is too large. If the backend is away, the key is invalidated
+    /// later, which ends an older value.
     ///
     /// # Cancel safety
     ///
@@ -47,7 +48,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long, or
     /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The act may
-    /// then have happened or not.
+    /// then have happened or not. If the backend is away, it [is
+    /// repeated](crate::Error::is_deferred) later.
     ///
     /// # Cancel safety
     ///

@@ -259,6 +259,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// tier](Builder::local), while that may be served. Otherwise it loads for itself without a
     /// lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on an entry
     /// still work.
+    /// What is [deferred](crate::Error::is_deferred) is tried once more.
     /// Loads that are under way may end until `deadline` has passed. Then they are cancelled, fail
     /// as [`ShutDown`](crate::ErrorKind::ShutDown), and release their leases. A [`Load`] that its
     /// caller still holds is waited for no longer. Refreshes in the background are cancelled at

@@ -85,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// # Errors
     ///
-    /// As with [`Cache::invalidate`](super::Cache::invalidate).
+    /// As with [`Cache::invalidate`](super::Cache::invalidate). It is never repeated later.
     ///
     /// # Cancel safety
     ///

@@ -63,11 +63,18 @@ impl Written {
     /// Adds an invalidation that the backend does not answer.
     fn asked(self, process: Process, write: u64, at: Time) -> Self {
         let (act, key) = (Act::Invalidate, KEY.to_owned());
-        self.line(process, at, Event::WriteAsked { write, act, key, value: None })
+        self.line(process, at, Event::WriteAsked { write, act, key, tag: None, value: None })
     }
 
     fn answered(self, process: Process, write: u64, at: Time) -> Self {
-        self.line(process, at, Event::WriteAnswered { write, error: None })
+        self.line(process, at, Event::WriteAnswered { write, error: None, deferred: false })
+    }
+
+    /// Adds an invalidation that fails, and is deferred.
+    fn deferred(self, process: Process, write: u64, from: Time, to: Time) -> Self {
+        let error = Some("the backend is away".to_owned());
+        let answered = Event::WriteAnswered { write, error, deferred: true };
+        self.asked(process, write, from).line(process, to, answered)
     }
 
     fn written(self, by: Process, act: Act, fence: u64, from: Time, to: Time) -> Self {
@@ -244,6 +251,26 @@ fn copies_that_are_too_old_are_found() {
     // That which has invalidated is not behind.
     assert_eq!(read(3, 140), []);
     assert_eq!(read(3, 141), [Rule::Local]);
+}
+
+#[test]
+fn a_deferred_write_that_is_forgotten_or_weaker_or_late_is_found() {
+    let deferred = || plain().deferred(3, 7, 130, 140);
+    let repeated = |by, act| deferred().written(by, act, 20, 200, 201);
+    assert_eq!(deferred().breaks(), [Rule::Deferred]);
+    assert_eq!(repeated(3, Act::Invalidate).breaks(), []);
+    assert_eq!(repeated(3, Act::Expire).breaks(), [Rule::Deferred]);
+    assert_eq!(repeated(4, Act::Invalidate).breaks(), [Rule::Deferred]);
+    // Other processes do not know of it before it is repeated.
+    let older = value(1, 1, 100_000);
+    let read = |process, source| {
+        let read = repeated(3, Act::Invalidate).read(process, older, source, 150, 151);
+        read.breaks()
+    };
+    assert_eq!(read(4, Source::Hit), []);
+    assert_eq!(read(3, Source::Hit), [Rule::Deferred]);
+    assert_eq!(read(3, Source::Local), [Rule::Deferred]);
+    assert_eq!(read(3, Source::Shared), [Rule::Deferred]);
 }
 
 #[test]

@@ -35,6 +35,9 @@
 //!   which it may be stale, and is served within its windows. It is older than no local insert or
 //!   invalidation, and than no value of the store that the process was served before. For a load
 //!   of its own whose commit has no answer, that counts from the landing of the load.
+//! - [`Rule::Deferred`]: after a write that failed and is deferred, its process serves nothing that
+//!   was made before it, from whatever source. An expired value may stand in for a failure. The
+//!   process has the backend do the write again, or a stronger one, unless it is killed.
 //! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
 //!   its time is over. An act on the key ends it.
 //! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
@@ -61,7 +64,7 @@ use std::{
 
 use super::{
     history::{Act, Family, History, Source, Time, Value},
-    index::{Index, Known, Load, Read, Taken, Write, beside},
+    index::{Ended, Index, Known, Load, Read, Taken, Write, beside},
     worker::STALENESS,
 };
 
@@ -96,6 +99,7 @@ pub enum Rule {
     Windows,
     Degraded,
     Remembered,
+    Deferred,
     BackOff,
     Failure,
     Refreshed,
@@ -146,6 +150,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.windows();
     checker.degraded();
     checker.remembered();
+    checker.deferred();
     checker.back_offs();
     checker.failures();
     checker.refreshes();
@@ -632,6 +637,41 @@ impl Checker<'_> {
         let newer = |it: &Read| fences.least(it) > fences.greatest(read);
         let since = |it: &Read| landed.is_none_or(|at| it.at > at) && it.at <= read.asked;
         !reads().any(|it| is_stored(it) && since(it) && newer(it))
+    }
+
+    fn deferred(&mut self) {
+        let deferred = self.index.writes.iter().filter(|write| write.deferred);
+        for write in deferred {
+            self.tally.add("deferred writes", 1);
+            let later = self.index.reads.iter().filter(|read| {
+                (read.process, &read.key) == (write.process, &write.key)
+                    && write.answered.is_some_and(|answered| answered < read.asked)
+            });
+            for read in later {
+                let is_older = self.made(read).is_some_and(|made| made < write.asked);
+                let stands_in = write.act == Act::Expire && self.replaces_failure(read);
+                if is_older && !stands_in {
+                    let text = format!("{read:?} after {write:?}");
+                    self.violations.push(Violation { rule: Rule::Deferred, text });
+                }
+            }
+            let what = match &write.tag {
+                Some(tag) => Ended::Tag(tag.clone()),
+                None => Ended::Key(write.key.clone()),
+            };
+            let is_repeated = self.index.performed.iter().any(|performed| {
+                performed.process == write.process
+                    && performed.what == what
+                    && performed.sent > write.asked
+                    && (performed.removes || write.act == Act::Expire)
+            });
+            let was_killed =
+                self.history.killed.iter().any(|(process, ..)| *process == write.process);
+            if !is_repeated && !was_killed {
+                let text = format!("{write:?} was not repeated");
+                self.violations.push(Violation { rule: Rule::Deferred, text });
+            }
+        }
     }
 
     fn answered(&mut self) {

@@ -101,7 +101,7 @@ pub async fn inject_server_faults(
             return (count, evicted);
         }
         sleep(pause).await;
-        match rng.u8(0..21) {
+        match rng.u8(0..23) {
             0..5 => evicted.extend(evict(&mut raw, "l", (keys, locks), &mut rng).await),
             5..8 => drop(evict(&mut raw, "f", (keys, locks), &mut rng).await),
             8..11 => drop(evict(&mut raw, "e", (keys, locks), &mut rng).await),
@@ -115,6 +115,12 @@ pub async fn inject_server_faults(
                 raw.config_set("maxmemory", "1").await;
                 sleep(some(&mut rng, 10, 500)).await;
                 raw.config_set("maxmemory", "0").await;
+            }
+            // The server answers reads and refuses writes for a while, as a replica.
+            20..22 => {
+                raw.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+                sleep(some(&mut rng, 10, 800)).await;
+                raw.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
             }
             _ => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
         }

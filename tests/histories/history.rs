@@ -42,12 +42,12 @@ pub enum Event {
     // A caller of `get` or of `request().load()` that asked at `asked` got an answer now. It waits
     // so long for a load before it takes a stale value.
     Read { key: String, asked: Time, patience: Option<Time>, answer: Answer },
-    // The process is about to write.
-    WriteAsked { write: u64, act: Act, key: String, value: Option<Value> },
+    // The process is about to write, or to end the tag of a key.
+    WriteAsked { write: u64, act: Act, key: String, tag: Option<String>, value: Option<Value> },
     // A refresh was answered with this value.
     Refreshed { write: u64, value: Value },
-    // The write returned, with or without an error.
-    WriteAnswered { write: u64, error: Option<String> },
+    // The write returned, with or without an error. A deferred one is repeated by the process.
+    WriteAnswered { write: u64, error: Option<String>, deferred: bool },
 
     LoadBegan { key: String, value: Value, fence: Option<u64> },
     Load { number: u64, step: LoadStep },
@@ -57,6 +57,8 @@ pub enum Event {
     // The backend has done a write under a fence. A touch gives an entry a fence of its own. A
     // refresh ends all loads before it, and leaves the entry as it is.
     Written { act: Act, key: String, fence: u64, value: Option<Value>, sent: Time },
+    // The backend has ended a tag.
+    TagEnded { tag: String, expires: bool, sent: Time },
     // The backend has written a loaded value under a fence.
     Stored { key: String, fence: u64, sent: Time },
     // The backend has noted a failed load, after which no process loads for a time.

@@ -24,6 +24,8 @@ pub struct Index {
     pub stored: Vec<Stored>,
     /// The fences of inserts.
     pub inserted: HashSet<(String, u64)>,
+    /// What ended values.
+    pub performed: Vec<Performed>,
     /// The touches, with their fences.
     pub touched: Vec<Stored>,
     /// The values that were not to be stored.
@@ -65,6 +67,27 @@ pub struct Write {
     pub answered: Option<Time>,
     /// The write was answered without an error.
     pub done: bool,
+    /// The tag that it ends, if it is the end of a tag.
+    pub tag: Option<String>,
+    /// It failed, and its process repeats it.
+    pub deferred: bool,
+}
+
+/// A write without a load, or the end of a tag, that the backend has done for a process.
+#[derive(Clone, Debug)]
+pub struct Performed {
+    pub process: Process,
+    /// The key, or the tag.
+    pub what: Ended,
+    /// It removes the value, or ends it for all but failures.
+    pub removes: bool,
+    pub sent: Time,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Key(String),
+    Tag(String),
 }
 
 #[derive(Clone, Debug)]
@@ -184,18 +207,20 @@ impl Index {
                     }
                     Answer::Error(error) => index.errors.push(error),
                 },
-                Event::WriteAsked { write, act, key, value } => {
-                    let (asked, answered, done) = (at, None, false);
-                    let asked = Write { act, process, key, value, asked, answered, done };
+                Event::WriteAsked { write, act, key, tag, value } => {
+                    let (asked, answered, done, deferred) = (at, None, false, false);
+                    let asked =
+                        Write { act, process, key, value, asked, answered, done, tag, deferred };
                     writes.insert((process, write), asked);
                 }
                 Event::Refreshed { write, value } => {
                     let asked = writes.get(&(process, write)).cloned();
                     index.refreshed.extend(asked.map(|asked| (asked, value)));
                 }
-                Event::WriteAnswered { write, error } => {
+                Event::WriteAnswered { write, error, deferred } => {
                     if let Some(write) = writes.get_mut(&(process, write)) {
                         write.answered = Some(at);
+                        write.deferred = deferred;
                         write.done = error.is_none();
                     }
                 }
@@ -229,7 +254,15 @@ impl Index {
                     let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
                     index.fences.push(taken);
                 }
+                Event::TagEnded { tag, expires, sent } => {
+                    let what = Ended::Tag(tag);
+                    index.performed.push(Performed { process, what, removes: !expires, sent });
+                }
                 Event::Written { act, key, fence, value, sent } => {
+                    if matches!(act, Act::Insert | Act::Invalidate | Act::Expire) {
+                        let (what, removes) = (Ended::Key(key.clone()), act != Act::Expire);
+                        index.performed.push(Performed { process, what, removes, sent });
+                    }
                     index.inserted.extend(value.map(|_| (key.clone(), fence)));
                     index.claimed.extend(value.map(|value| (value, fence)));
                     if act == Act::Touch {

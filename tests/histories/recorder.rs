@@ -7,7 +7,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store},
+    backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store, TagEnd},
     error::BackendError,
     key::Name,
 };
@@ -120,6 +120,10 @@ impl Recorder {
                 };
                 let (key, fence) = (key(name), *fence);
                 self.log.tell(Event::Written { act, key, fence, value, sent });
+            }
+            (Operation::EndTag { tag, end, .. }, Answer::EndTag(_)) => {
+                let expires = *end == TagEnd::Expired;
+                self.log.tell(Event::TagEnded { tag: tag.clone(), expires, sent });
             }
             _ => {}
         }

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,7 +18,10 @@ use bellwether::{
 };
 use fastrand::Rng;
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use super::{
     checker::{Rule, Tally, check},
@@ -48,16 +51,41 @@ enum Missing {
     RefreshBeatsLoads,
 }
 
-/// The way to the backend: it takes a random time, and a few answers are lost on it.
+/// The way to the backend: it takes a random time, and a few answers are lost on it. Now and then
+/// the backend is away for the process.
 #[derive(Clone)]
 struct Way {
     seed: Arc<AtomicU64>,
     missing: Option<Missing>,
+    outage: Arc<Mutex<Option<Outage>>>,
+}
+
+/// A time in which a process finds no connection.
+#[derive(Clone, Copy)]
+struct Outage {
+    until: Instant,
+    /// Reads are answered.
+    refuses_writes_only: bool,
 }
 
 impl Way {
     fn rng(&self) -> Rng {
         Rng::with_seed(self.seed.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns whether the backend is away for an operation. Some operations begin an outage.
+    fn is_away(&self, operation: &Operation, rng: &mut Rng) -> bool {
+        let mut outage = self.outage.lock().unwrap();
+        if rng.u8(0..100) == 0 {
+            let until = Instant::now() + Duration::from_millis(rng.u64(10..300));
+            *outage = Some(Outage { until, refuses_writes_only: rng.bool() });
+        }
+        let is_read = matches!(
+            operation,
+            Operation::Get { .. } | Operation::TagEnds { .. } | Operation::TagNumber { .. }
+        );
+        let now = outage.filter(|outage| Instant::now() < outage.until);
+        now.is_some_and(|outage| !(is_read && outage.refuses_writes_only))
     }
 }
 
@@ -70,6 +98,9 @@ impl<B: Store> Hook<B> for Way {
         sleep(Duration::from_millis(rng.u64(0..longest))).await;
         // A push comes by a connection of its own.
         let is_subscription = matches!(operation, Operation::Changes { .. });
+        if !is_subscription && self.is_away(&operation, &mut rng) {
+            return Err(BackendError::new(BackendErrorKind::Unavailable, "the backend is away"));
+        }
         if !is_subscription && rng.u8(0..100) == 0 {
             return lost();
         }
@@ -162,7 +193,8 @@ async fn simulate(seed: u64, missing: Option<Missing>) -> History {
     let mut workers = Vec::new();
     for process in 1..=rng.u32(2..=4) {
         let log = Log::Memory(process, shared.clone());
-        let way = Way { seed: Arc::new(AtomicU64::new(rng.u64(..))), missing };
+        let seed_of_way = Arc::new(AtomicU64::new(rng.u64(..)));
+        let way = Way { seed: seed_of_way, missing, outage: Arc::default() };
         let backend = Interceptor { inner: backend.clone(), hook: way };
         let backend = Recorder::over(backend, log.clone());
         let setup = Setup { url: String::new(), process, seed, load: load.clone() };
@@ -226,7 +258,14 @@ fn random_schedules_keep_the_promises() {
         all.take_in(&part.join().unwrap());
     }
     println!("{count} schedules: {all}");
-    for what in ["stale reads", "reads late in a window", "writes", "commits stored", "overlaps"] {
+    for what in [
+        "stale reads",
+        "reads late in a window",
+        "writes",
+        "deferred writes",
+        "commits stored",
+        "overlaps",
+    ] {
         assert!(all.0.get(what).is_some_and(|count| *count > 0), "no {what}: {all}");
     }
 }

@@ -252,9 +252,13 @@ impl Worker {
         std::future::pending().await
     }
 
-    /// Waits until loads without callers have ended, and all leases are released.
+    /// Waits until loads without callers have ended, all leases are released, and what was deferred
+    /// is repeated.
     pub async fn settled(&self) {
-        while self.cache.stats().flights > 0 || self.running.load(Ordering::Relaxed) > 0 {
+        while self.cache.stats().flights > 0
+            || self.cache.stats().deferred_writes > 0
+            || self.running.load(Ordering::Relaxed) > 0
+        {
             sleep(Duration::from_millis(1)).await;
         }
     }
@@ -355,7 +359,17 @@ impl Worker {
     }
 
     fn asked(&self, write: u64, act: Act, key: &str, value: Option<Value>) {
-        self.log.tell(Event::WriteAsked { write, act, key: key.to_owned(), value });
+        self.asked_of(write, act, key, None, value);
+    }
+
+    fn asked_of(&self, write: u64, act: Act, key: &str, tag: Option<String>, value: Option<Value>) {
+        self.log.tell(Event::WriteAsked { write, act, key: key.to_owned(), tag, value });
+    }
+
+    fn write_answered(&self, write: u64, error: Option<&Error>) {
+        let deferred = error.is_some_and(Error::is_deferred);
+        let error = error.map(|error| format!("{:?}: {error:#}", error.kind()));
+        self.log.tell(Event::WriteAnswered { write, error, deferred });
     }
 
     fn loads(&self, number: u64, step: LoadStep) {
@@ -406,8 +420,7 @@ impl Worker {
                 }
             }
         };
-        let error = written.err().map(|error| format!("{:?}: {error:#}", error.kind()));
-        self.log.tell(Event::WriteAnswered { write, error });
+        self.write_answered(write, written.err().as_ref());
     }
 
     /// Ends the tag of a key, or of all. Each key has a write of its own in the history.
@@ -424,15 +437,15 @@ impl Worker {
             let write = self.number();
             writes.push(write);
             let act = if expires { Act::Expire } else { Act::Invalidate };
-            self.asked(write, act, &key, None);
+            self.asked_of(write, act, &key, Some(tag.clone()), None);
         }
         let ended = match expires {
             true => self.cache.expire_tag(tag).await,
             false => self.cache.invalidate_tag(tag).await,
         };
-        let error = ended.err().map(|error| format!("{:?}: {error:#}", error.kind()));
+        let error = ended.err();
         for write in writes {
-            self.log.tell(Event::WriteAnswered { write, error: error.clone() });
+            self.write_answered(write, error.as_ref());
         }
     }
 

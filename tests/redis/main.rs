@@ -7,6 +7,7 @@ mod all_settings;
 mod cluster;
 mod connection;
 mod credentials;
+mod deferred;
 mod ends;
 mod family;
 mod handover;
