@@ -8,7 +8,7 @@ use super::{
     Cache, Loaded,
     core::Core,
     freshness::{self, Rules, Window},
-    outage::Target,
+    outage::WriteTarget,
     read::Decision,
     settings::GREATEST_STALENESS,
 };
@@ -200,7 +200,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
         self.tags.check(tag.map(Arc::from).as_slice())?;
         let tag = tag.unwrap_or_default();
-        let target = Target::Tag(tag.into());
+        let target = WriteTarget::Tag(tag.into());
         let ended = match Box::pin(self.writes.repeated(&target)).await {
             Ok(()) => self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await,
             Err(error) => Err(error),

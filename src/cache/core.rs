@@ -17,7 +17,7 @@ use super::{
     local::{LocalStore, Watches},
     member::Permit,
     notes::{EntryNote, Invalidations, Refreshes},
-    outage::{Deferral, DeferredWrites, Target},
+    outage::{Deferral, DeferredWrites, WriteTarget},
     outcome::Outcome,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
@@ -193,8 +193,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Changed { core: self, key }
     }
 
-    /// Changes what is stored, behind what is deferred of the name. Returns the fence of the change,
-    /// or 0 if there was none.
+    /// Changes what is stored, behind what is deferred of the name. Returns the fence of the
+    /// change, or 0 if there was none.
     pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = self.changing(key);
         let answer = match self.writes_repeated(name).await {
@@ -205,7 +205,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Ok(fence) => fence,
             Err(error) => {
                 let Some(end) = deferred_as(edit) else { return Err(error.into()) };
-                return Err(self.deferred(Target::Name(name.clone()), end, error));
+                return Err(self.deferred(WriteTarget::Name(name.clone()), end, error));
             }
         };
         if fence > 0 && matches!(edit, Edit::Put(..) | Edit::Touch { .. }) {
@@ -224,11 +224,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return Ok(());
         }
         // In a box, which is rarely needed.
-        Box::pin(self.writes.repeated(&Target::Name(name.clone()))).await
+        Box::pin(self.writes.repeated(&WriteTarget::Name(name.clone()))).await
     }
 
     /// Defers a write that failed, if the backend is away. Returns the error for its caller.
-    pub(super) fn deferred(&self, target: Target, end: TagEnd, error: BackendError) -> Error {
+    pub(super) fn deferred(&self, target: WriteTarget, end: TagEnd, error: BackendError) -> Error {
         match self.writes.defer(target, end, &error) {
             Deferral::Refused => error.into(),
             Deferral::Noted => Error::from(error).deferred(),

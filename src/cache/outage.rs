@@ -18,7 +18,7 @@ mod writes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(super) use self::writes::{Deferral, DeferredWrites, Target};
+pub(super) use self::writes::{Deferral, DeferredWrites, WriteTarget};
 
 use super::{
     Loaded, Source,

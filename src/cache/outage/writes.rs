@@ -40,7 +40,7 @@ use crate::{
     time::Pauses,
 };
 
-/// How many writes a shard notes. Each takes about 150 bytes, and its key.
+/// How many writes a shard notes. Each takes about 200 bytes, and its key.
 const MOST_NOTES: usize = 100_000;
 /// How many writes are repeated at once.
 const AT_ONCE: usize = 128;
@@ -56,15 +56,20 @@ pub(in crate::cache) struct DeferredWrites {
     /// The name under which the namespace keeps its tags.
     tags: Name,
     shards: Shards<ShardNotes>,
+    /// The shard of each note. In a cluster, a name may have moved to another one since then. This
+    /// lock is taken before the one of a shard.
+    places: Mutex<HashMap<WriteTarget, usize>>,
     /// The number of notes. While there is none, nothing is looked up.
     noted: AtomicUsize,
-    /// Some entries count as old by their fence. It stays so.
+    /// Some entries count as old by their fence, or by their tag number. It stays so.
     has_old: AtomicBool,
+    /// Entries with a smaller tag number count as old.
+    old_number: AtomicU64,
 }
 
 /// What a write ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::cache) enum Target {
+pub(in crate::cache) enum WriteTarget {
     Name(Name),
     /// The entries with a tag, or all for the empty tag.
     Tag(Arc<str>),
@@ -88,22 +93,22 @@ struct ShardNotes {
     wanted: Notify,
     /// The number of rounds that have ended.
     rounds: watch::Sender<u64>,
-    /// Entries with a smaller fence count as old, and those with a smaller tag number.
+    /// Entries with a smaller fence count as old.
     old_fence: AtomicU64,
-    old_number: AtomicU64,
 }
 
 #[derive(Default)]
 struct Notes {
-    by_target: HashMap<Target, Note>,
+    by_target: HashMap<WriteTarget, Note>,
     /// The notes that a caller waits for. They are repeated first.
-    awaited: HashSet<Target>,
+    awaited: HashSet<WriteTarget>,
     /// Whether a task repeats the notes.
     has_task: bool,
     /// The last round that failed, and why.
     failed: Option<(u64, BackendError)>,
-    /// How many writes found no place.
+    /// How many writes found no place, and whether tags were among them.
     overflows: u64,
+    lacks_tags: bool,
     /// When the first note was made, and what became of the notes since then.
     since: Option<Instant>,
     repeated: usize,
@@ -120,7 +125,7 @@ struct Note {
 
 /// Some notes that are repeated at once.
 struct Round {
-    batch: Vec<(Target, Note)>,
+    batch: Vec<(WriteTarget, Note)>,
     overflows: u64,
 }
 
@@ -137,8 +142,10 @@ impl DeferredWrites {
             fence_life,
             tags,
             shards: Shards::default(),
+            places: Mutex::default(),
             noted: AtomicUsize::new(0),
             has_old: AtomicBool::new(false),
+            old_number: AtomicU64::new(0),
         })
     }
 
@@ -154,25 +161,29 @@ impl DeferredWrites {
     /// Notes a write that failed with this error, if it is to be repeated.
     pub(in crate::cache) fn defer(
         self: &Arc<Self>,
-        target: Target,
+        target: WriteTarget,
         end: TagEnd,
         error: &BackendError,
     ) -> Deferral {
         if !error.is_away() {
             return Deferral::Refused;
         }
-        let shard = self.shard_of(&target);
+        let mut places = lock(&self.places);
+        let place = places.get(&target).copied().unwrap_or_else(|| self.place_now(&target));
+        let shard = self.shards.of(place);
         let mut notes = lock(&shard.notes);
         let before = notes.by_target.get(&target).copied();
         if before.is_none() && notes.by_target.len() >= MOST_NOTES {
             notes.overflows += 1;
             let bound = match target {
-                Target::Name(_) => &shard.old_fence,
-                Target::Tag(_) => &shard.old_number,
+                WriteTarget::Name(_) => &shard.old_fence,
+                WriteTarget::Tag(_) => &self.old_number,
             };
+            notes.lacks_tags |= matches!(target, WriteTarget::Tag(_));
             let had_place = bound.swap(ALL, Ordering::AcqRel) != ALL;
             self.has_old.store(true, Ordering::Release);
             drop(notes);
+            drop(places);
             if had_place {
                 warn!(
                     "{MOST_NOTES} writes are deferred, so this process takes all entries from \
@@ -185,8 +196,9 @@ impl DeferredWrites {
         notes.next += 1;
         let strongest = before.map_or(end, |before| before.end.max(end));
         let note = Note { end: strongest, number: notes.next };
-        notes.by_target.insert(target, note);
+        notes.by_target.insert(target.clone(), note);
         if before.is_none() {
+            places.insert(target, place);
             self.noted.fetch_add(1, Ordering::AcqRel);
         }
         if is_first {
@@ -195,9 +207,10 @@ impl DeferredWrites {
             notes.dropped = 0;
         }
         drop(notes);
+        drop(places);
         if is_first {
             let error = Chain(error);
-            warn!(%error, "a write failed, and is repeated when the backend answers, as later ones");
+            warn!(%error, "a write failed, and is repeated when the backend answers");
         }
         self.start(&shard);
         Deferral::Noted
@@ -210,7 +223,7 @@ impl DeferredWrites {
     /// The reason why it could not be repeated now.
     pub(in crate::cache) async fn repeated(
         self: &Arc<Self>,
-        target: &Target,
+        target: &WriteTarget,
     ) -> Result<(), BackendError> {
         if self.is_empty() {
             return Ok(());
@@ -223,7 +236,7 @@ impl DeferredWrites {
     async fn until_repeated(
         self: &Arc<Self>,
         shard: &Arc<ShardNotes>,
-        target: &Target,
+        target: &WriteTarget,
     ) -> Result<(), BackendError> {
         let mut rounds = shard.rounds.subscribe();
         let first = *rounds.borrow();
@@ -233,7 +246,7 @@ impl DeferredWrites {
                 let mut notes = lock(&shard.notes);
                 let is_noted = notes.by_target.contains_key(target);
                 // The first repeat says which entries are old.
-                let is_open = !notes.by_target.is_empty() && shard.is_open_for(target);
+                let is_open = !notes.by_target.is_empty() && self.is_open_for(shard, target);
                 if !is_noted && !is_open {
                     return Ok(());
                 }
@@ -285,7 +298,7 @@ impl DeferredWrites {
         if self.is_empty() && !self.has_old.load(Ordering::Acquire) {
             return false;
         }
-        let target = Target::Name(name.clone());
+        let target = WriteTarget::Name(name.clone());
         let shard = self.shard_of(&target);
         let is_noted = lock(&shard.notes).by_target.contains_key(&target);
         is_noted || fence < shard.old_fence.load(Ordering::Acquire)
@@ -302,11 +315,10 @@ impl DeferredWrites {
         if !self.has_old() {
             return false;
         }
-        let shard = self.shard_of(&Target::Name(name.clone()));
+        let shard = self.shards.of(self.store.shard(name));
         let number = entry.tagged.as_ref().map_or(ALL, |tagged| tagged.number);
-        let tags = self.shards.of(self.store.shard(&self.tags));
         entry.fence < shard.old_fence.load(Ordering::Acquire)
-            || number < tags.old_number.load(Ordering::Acquire)
+            || number < self.old_number.load(Ordering::Acquire)
     }
 
     /// Returns how the noted ends of its tags end an entry.
@@ -314,18 +326,35 @@ impl DeferredWrites {
         if self.is_empty() {
             return None;
         }
-        let shard = self.shards.of(self.store.shard(&self.tags));
-        let notes = lock(&shard.notes);
-        let noted = |tag| notes.by_target.get(&Target::Tag(tag)).map(|note| note.end);
+        let noted = |tag| {
+            let target = WriteTarget::Tag(tag);
+            let shard = self.shard_of(&target);
+            let notes = lock(&shard.notes);
+            notes.by_target.get(&target).map(|note| note.end)
+        };
         tagged.all().filter_map(noted).max()
     }
 
-    fn shard_of(&self, target: &Target) -> Arc<ShardNotes> {
-        let name = match target {
-            Target::Name(name) => name,
-            Target::Tag(_) => &self.tags,
+    /// Returns the shard that has the note of a target, or would have it now.
+    fn shard_of(&self, target: &WriteTarget) -> Arc<ShardNotes> {
+        let place = lock(&self.places).get(target).copied();
+        self.shards.of(place.unwrap_or_else(|| self.place_now(target)))
+    }
+
+    fn place_now(&self, target: &WriteTarget) -> usize {
+        match target {
+            WriteTarget::Name(name) => self.store.shard(name),
+            WriteTarget::Tag(_) => self.store.shard(&self.tags),
+        }
+    }
+
+    /// Returns whether it is not known yet which entries of the kind of a target are old.
+    fn is_open_for(&self, shard: &ShardNotes, target: &WriteTarget) -> bool {
+        let bound = match target {
+            WriteTarget::Name(_) => &shard.old_fence,
+            WriteTarget::Tag(_) => &self.old_number,
         };
-        self.shards.of(self.store.shard(name))
+        bound.load(Ordering::Acquire) == ALL
     }
 
     /// Starts the task of a shard, unless one runs.
@@ -338,7 +367,7 @@ impl DeferredWrites {
             notes.has_task = true;
         }
         let writes = Arc::downgrade(self);
-        let running = Running(Some(shard.clone()));
+        let running = RunningTask(Some(shard.clone()));
         tokio::spawn(async move {
             let mut running = running;
             let Some(shard) = running.0.clone() else { return };
@@ -368,6 +397,7 @@ impl DeferredWrites {
     async fn play(&self, shard: &ShardNotes, round: Round) -> bool {
         let repeats = round.batch.iter().map(|(target, note)| self.repeat(target, note.end));
         let answers = join_all(repeats).await;
+        let mut places = lock(&self.places);
         let mut notes = lock(&shard.notes);
         // Otherwise a write found no place since the questions were asked. The notes are repeated
         // once more, for an answer from after that write.
@@ -400,6 +430,7 @@ impl DeferredWrites {
                 }
             }
             notes.by_target.remove(target);
+            places.remove(target);
             gone += 1;
         }
         let number = *shard.rounds.borrow() + 1;
@@ -408,8 +439,12 @@ impl DeferredWrites {
             notes.failed = Some((number, error));
         }
         let is_over = notes.by_target.is_empty();
+        // The entries that count as old are those from before this answer.
         if is_closed && newest > 0 || is_over {
-            shard.close(newest);
+            close(&shard.old_fence, newest);
+            if mem::take(&mut notes.lacks_tags) {
+                close(&self.old_number, newest);
+            }
         }
         let ended = (notes.repeated, notes.dropped, notes.since);
         if is_over {
@@ -417,8 +452,12 @@ impl DeferredWrites {
             notes.by_target = HashMap::new();
             notes.awaited = HashSet::new();
         }
+        if places.is_empty() {
+            *places = HashMap::new();
+        }
         self.noted.fetch_sub(gone, Ordering::AcqRel);
         drop(notes);
+        drop(places);
         if let (true, (repeated, dropped, Some(since))) = (is_over, ended) {
             info!(repeated, dropped, away = ?since.elapsed(), "the deferred writes are repeated");
         }
@@ -427,10 +466,10 @@ impl DeferredWrites {
     }
 
     /// Repeats a write. Returns its fence, or the number of its tag.
-    async fn repeat(&self, target: &Target, end: TagEnd) -> Result<u64, BackendError> {
+    async fn repeat(&self, target: &WriteTarget, end: TagEnd) -> Result<u64, BackendError> {
         let store = &self.store;
         match target {
-            Target::Name(name) => {
+            WriteTarget::Name(name) => {
                 let edit = match end {
                     TagEnd::Expired => Edit::Expire,
                     TagEnd::Invalidated => Edit::Invalidate,
@@ -438,7 +477,7 @@ impl DeferredWrites {
                 let repeated = store.edit(name, &edit, self.fence_life);
                 answered_by(store.as_ref(), self.try_limit, repeated).await
             }
-            Target::Tag(tag) => {
+            WriteTarget::Tag(tag) => {
                 let repeated = store.end_tag(&self.tags, tag, end);
                 answered_by(store.as_ref(), self.try_limit, repeated).await
             }
@@ -468,28 +507,17 @@ impl ShardNotes {
         }
         Some(Round { batch, overflows: notes.overflows })
     }
+}
 
-    /// Returns whether it is not known yet which entries of the kind of a target are old.
-    fn is_open_for(&self, target: &Target) -> bool {
-        let bound = match target {
-            Target::Name(_) => &self.old_fence,
-            Target::Tag(_) => &self.old_number,
-        };
-        bound.load(Ordering::Acquire) == ALL
-    }
-
-    /// Sets which entries are old, where that is open.
-    fn close(&self, newest: u64) {
-        for bound in [&self.old_fence, &self.old_number] {
-            let _ = bound.compare_exchange(ALL, newest, Ordering::AcqRel, Ordering::Acquire);
-        }
-    }
+/// Sets the bound of what is old, where that is open.
+fn close(bound: &AtomicU64, newest: u64) {
+    let _ = bound.compare_exchange(ALL, newest, Ordering::AcqRel, Ordering::Acquire);
 }
 
 /// Notes that the task of a shard has ended, if its runtime did.
-struct Running(Option<Arc<ShardNotes>>);
+struct RunningTask(Option<Arc<ShardNotes>>);
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
         if let Some(shard) = &self.0 {
             lock(&shard.notes).has_task = false;
