@@ -254,40 +254,6 @@ async fn readers_of_noted_names_wait_for_one_try() {
     assert_eq!(scene.cache.stats().deferred_writes, 0);
 }
 
-/// A write without a place is not repeated. What was stored before the backend answered again
-/// counts as old, and nothing that is stored later.
-#[tokio::test(start_paused = true)]
-async fn beyond_the_bound_each_older_entry_counts_as_old() {
-    let scene = Scene::new();
-    scene.store(1).await;
-    scene.leave(Fault::Refuse);
-    for number in 0..100_000 {
-        let error = scene.cache.invalidate(number).await.unwrap_err();
-        assert!(error.is_deferred());
-    }
-    let error = scene.write(Act::Invalidate).await.unwrap_err();
-    assert!(!error.is_deferred());
-    assert_eq!(scene.cache.stats().deferred_writes, 100_000);
-    scene.come_back();
-    // It was written by another process, and is still there for that one.
-    assert_eq!(scene.cache.get("k").await.unwrap(), None);
-    assert_eq!(scene.other.get("k").await.unwrap(), Some(1));
-    assert!(!scene.write_touch().await, "an old value was touched");
-    assert_eq!(scene.ask(2).await, (2, Source::Led));
-    assert_eq!(scene.ask(3).await, (2, Source::Hit));
-    scene.other.insert("new", &4).await.unwrap();
-    assert_eq!(scene.cache.get("new").await.unwrap(), Some(4));
-    sleep(10 * REPEATED).await;
-    assert_eq!(scene.cache.stats().deferred_writes, 0);
-    assert_eq!(scene.ask(5).await, (2, Source::Hit));
-}
-
-impl Scene {
-    async fn write_touch(&self) -> bool {
-        self.cache.request("k").touch().await.unwrap()
-    }
-}
-
 /// The runtime of the write has ended when the backend answers again.
 #[test]
 fn a_write_outlives_the_runtime_of_its_caller() {

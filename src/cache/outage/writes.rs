@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// How many writes a shard notes. Each takes about 200 bytes, and its key.
-const MOST_NOTES: usize = 100_000;
+const MOST_NOTES: usize = if cfg!(test) { 1_000 } else { 100_000 };
 /// How many writes are repeated at once.
 const AT_ONCE: usize = 128;
 /// The bound of the fences that count as old, while the backend has not answered yet.
@@ -531,5 +531,76 @@ impl Drop for DeferredWrites {
         if lost > 0 {
             warn!(lost, "the cache ends, and its deferred writes are lost");
         }
+    }
+}
+
+#[cfg(all(test, feature = "test-util"))]
+mod tests {
+    use super::*;
+    use crate::{
+        BoxError, Cache, MemoryBackend,
+        cache::Source,
+        testing::{Fault, Faulty},
+    };
+
+    const REPEATED: Duration = Duration::from_secs(20);
+
+    /// A process whose backend may be away, and another one.
+    fn processes() -> (Faulty, Cache<u64>, Cache<u64>) {
+        let faulty = Faulty::over(MemoryBackend::new(), |_| None);
+        let here = Cache::builder(faulty.clone(), "bellwether").tags().build();
+        let there = Cache::builder(faulty.inner.clone(), "bellwether").tags().build();
+        (faulty, here.unwrap(), there.unwrap())
+    }
+
+    async fn ask(cache: &Cache<u64>, made: u64) -> (u64, Source) {
+        let load = move |_| async move { Ok::<_, BoxError>(made) };
+        let loaded = cache.request("k").load(load).await.unwrap();
+        (loaded.value, loaded.source())
+    }
+
+    /// A write without a place is not repeated. What was stored before the backend answered again
+    /// counts as old, and nothing that is stored later.
+    #[tokio::test(start_paused = true)]
+    async fn beyond_the_bound_each_older_entry_counts_as_old() {
+        let (faulty, here, there) = processes();
+        there.insert("k", &1).await.unwrap();
+        assert_eq!(ask(&here, 0).await, (1, Source::Hit));
+        faulty.plan(|_| Some(Fault::Refuse));
+        for number in 0..MOST_NOTES {
+            assert!(here.invalidate(number).await.unwrap_err().is_deferred());
+        }
+        assert!(!here.invalidate("k").await.unwrap_err().is_deferred());
+        assert_eq!(here.stats().deferred_writes, MOST_NOTES as u64);
+        faulty.plan(|_| None);
+        // It was not removed for the other process.
+        assert_eq!(here.get("k").await.unwrap(), None);
+        assert_eq!(there.get("k").await.unwrap(), Some(1));
+        assert!(!here.request("k").touch().await.unwrap(), "an old value was touched");
+        assert_eq!(ask(&here, 2).await, (2, Source::Led));
+        assert_eq!(ask(&here, 3).await, (2, Source::Hit));
+        there.insert("new", &4).await.unwrap();
+        assert_eq!(here.get("new").await.unwrap(), Some(4));
+        tokio::time::sleep(REPEATED).await;
+        assert_eq!(here.stats().deferred_writes, 0);
+        assert_eq!(ask(&here, 5).await, (2, Source::Hit));
+    }
+
+    /// The same for tags: the end of one is forgotten, and so each older entry counts as old.
+    #[tokio::test(start_paused = true)]
+    async fn beyond_the_bound_each_older_entry_with_tags_counts_as_old() {
+        let (faulty, here, there) = processes();
+        there.request("k").tag("t").insert(&1).await.unwrap();
+        faulty.plan(|_| Some(Fault::Refuse));
+        for number in 0..MOST_NOTES {
+            here.invalidate_tag(number.to_string()).await.unwrap_err();
+        }
+        assert!(!here.invalidate_tag("t").await.unwrap_err().is_deferred());
+        faulty.plan(|_| None);
+        tokio::time::sleep(REPEATED).await;
+        assert_eq!(here.get("k").await.unwrap(), None);
+        assert_eq!(there.get("k").await.unwrap(), Some(1));
+        assert_eq!(ask(&here, 2).await, (2, Source::Led));
+        assert_eq!(ask(&here, 3).await, (2, Source::Hit));
     }
 }
