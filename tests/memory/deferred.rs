@@ -3,7 +3,7 @@
 //! Time is paused. Two caches over one backend stand for two processes; the backend is away for the
 //! first one alone.
 
-use bellwether::cache::LocalTier;
+use bellwether::cache::{Begun, LocalTier};
 
 use crate::{log::collect, prelude::*};
 
@@ -191,6 +191,19 @@ async fn a_load_from_before_a_deferred_write_is_not_kept() {
         assert_ne!(scene.cache.get("k").await.ok(), Some(Some(1)), "{act:?}");
         assert_eq!(scene.ask(2).await.0, 2, "{act:?}");
     }
+}
+
+/// A caller that asks after the write may not be given what the load has made so far.
+#[tokio::test(start_paused = true)]
+async fn a_load_from_before_a_deferred_write_is_not_confirmed() {
+    let scene = Scene::new();
+    let Begun::Load(load) = scene.cache.request("k").begin().await.unwrap() else {
+        panic!("there is nothing to load");
+    };
+    load.confirm().await.unwrap();
+    scene.refuse_writes();
+    scene.write(Act::Invalidate).await.unwrap_err();
+    assert_eq!(kind(load.confirm().await), ErrorKind::Lost);
 }
 
 /// The repeat of an invalidation deleted what was inserted after it.

@@ -173,8 +173,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lease is lost, or if an act of this process on the
+    /// key is [deferred](Error::is_deferred). [`Backend`](crate::ErrorKind::Backend) if the backend
+    /// did not answer.
     ///
     /// # Cancel safety
     ///
