@@ -397,6 +397,16 @@ impl DeferredWrites {
     async fn play(&self, shard: &ShardNotes, round: Round) -> bool {
         let repeats = round.batch.iter().map(|(target, note)| self.repeat(target, note.end));
         let answers = join_all(repeats).await;
+        self.end_round(shard, &round, answers)
+    }
+
+    /// Removes the notes that were repeated. Returns whether the backend has answered.
+    fn end_round(
+        &self,
+        shard: &ShardNotes,
+        round: &Round,
+        answers: Vec<Result<u64, BackendError>>,
+    ) -> bool {
         let mut places = lock(&self.places);
         let mut notes = lock(&shard.notes);
         // Otherwise a write found no place since the questions were asked. The notes are repeated
@@ -446,8 +456,10 @@ impl DeferredWrites {
                 close(&self.old_number, newest);
             }
         }
-        let ended = (notes.repeated, notes.dropped, notes.since);
         if is_over {
+            let Notes { repeated, dropped, since, .. } = *notes;
+            let away = since.map(|since| since.elapsed()).unwrap_or_default();
+            info!(repeated, dropped, ?away, "the deferred writes are repeated");
             // Frees the memory.
             notes.by_target = HashMap::new();
             notes.awaited = HashSet::new();
@@ -458,9 +470,6 @@ impl DeferredWrites {
         self.noted.fetch_sub(gone, Ordering::AcqRel);
         drop(notes);
         drop(places);
-        if let (true, (repeated, dropped, Some(since))) = (is_over, ended) {
-            info!(repeated, dropped, away = ?since.elapsed(), "the deferred writes are repeated");
-        }
         shard.rounds.send_replace(number);
         has_answered
     }
