@@ -19,10 +19,18 @@ use crate::{
     backend::{Edit, EntryKind, Tagged, Windows},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, KeyUse, Landing, Refused},
-    key::Key,
+    key::{Key, Name},
     spans,
     time::after,
 };
+
+/// The entry that a touch would change.
+struct Touchable<V> {
+    /// Its fence, or zero for whatever stands.
+    seen: u64,
+    /// Its value, if the windows depend on that.
+    value: Option<V>,
+}
 
 /// How often a touch looks at the entry again that was replaced since its last look.
 const TOUCHES: u32 = 4;
@@ -91,41 +99,47 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
     pub async fn touch(self) -> Result<bool, Error> {
-        let Self { core, key, options } = self;
-        let name = core.name(&key)?;
+        let Self { core, key, options } = &self;
+        let name = core.name(key)?;
         // Also if there is nothing to touch.
-        let _changed = core.changing(&key);
-        // The end of a tag may be forgotten before the windows would end. A value that says that
-        // there is none has a life of its own.
-        let depends_on_entry =
-            core.tags.is_on || core.is_negative.is_some() || core.writes.has_old();
+        let _changed = core.changing(key);
         for _ in 0..TOUCHES {
-            let mut value = None;
-            let mut seen = 0;
-            if depends_on_entry {
-                core.writes_repeated(&name).await?;
-                let mut stored = core.in_time(core.store.get(&name)).await;
-                core.judge(&key, &mut stored).await;
-                let Some(mut entry) = stored? else { return Ok(false) };
-                if entry.has_ended() || core.writes.is_old(&name, &entry) {
-                    return Ok(false);
-                }
-                seen = entry.fence;
-                if core.is_negative.is_some() && entry.kind == EntryKind::Value {
-                    value = core.decoded(&name, &mut entry);
-                    if value.is_none() {
-                        return Ok(false);
-                    }
-                }
-            }
-            let windows = core.windows(&options, value.as_ref(), &options.keeping());
-            let touched = core.edit(&key, &name, &Edit::Touch { windows, seen }).await?;
+            let Some(Touchable { seen, value }) = self.look_to_touch(&name).await? else {
+                return Ok(false);
+            };
+            let windows = core.windows(options, value.as_ref(), &options.keeping());
+            let touched = core.edit(key, &name, &Edit::Touch { windows, seen }).await?;
             // Otherwise another entry may stand by now, with windows of its own.
             if touched > 0 || seen == 0 {
                 return Ok(touched > 0);
             }
         }
         Ok(false)
+    }
+
+    /// Looks at the entry that a touch would change, where the touch depends on it. Returns `None`
+    /// if there is nothing to touch.
+    ///
+    /// The end of a tag may be forgotten before the windows would end. A value that says that there
+    /// is none has a life of its own. An entry from before an outage may count as old.
+    async fn look_to_touch(&self, name: &Name) -> Result<Option<Touchable<V>>, Error> {
+        let Self { core, key, .. } = self;
+        if !core.tags.is_on && core.is_negative.is_none() && !core.writes.has_old() {
+            return Ok(Some(Touchable { seen: 0, value: None }));
+        }
+        core.writes_repeated(name).await?;
+        let mut stored = core.in_time(core.store.get(name)).await;
+        core.judge(key, &mut stored).await;
+        let Some(mut entry) = stored? else { return Ok(None) };
+        if entry.has_ended() || core.writes.is_old(name, &entry) {
+            return Ok(None);
+        }
+        let seen = entry.fence;
+        if core.is_negative.is_none() || entry.kind != EntryKind::Value {
+            return Ok(Some(Touchable { seen, value: None }));
+        }
+        let value = core.decoded(name, &mut entry);
+        Ok(value.map(|value| Touchable { seen, value: Some(value) }))
     }
 
     /// Returns the value of the key and its source, as

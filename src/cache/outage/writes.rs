@@ -18,7 +18,7 @@ use std::{
     collections::{HashMap, HashSet},
     mem,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -366,31 +366,31 @@ impl DeferredWrites {
             }
             notes.has_task = true;
         }
-        let writes = Arc::downgrade(self);
         let running = RunningTask(Some(shard.clone()));
-        tokio::spawn(async move {
-            let mut running = running;
-            let Some(shard) = running.0.clone() else { return };
-            let mut pauses = Pauses::default();
-            loop {
-                tokio::select! {
-                    () = sleep(pauses.next()) => {}
-                    () = shard.wanted.notified() => {}
-                }
-                loop {
-                    // The notes end with the cache.
-                    let Some(writes) = writes.upgrade() else { return };
-                    let Some(round) = shard.begin_round() else {
-                        running.0 = None;
-                        return;
-                    };
-                    if !writes.play(&shard, round).await {
-                        break;
-                    }
+        tokio::spawn(Self::repeat_all(Arc::downgrade(self), shard.clone(), running));
+    }
+
+    /// Repeats the notes of a shard until there are none, or the cache ends.
+    async fn repeat_all(writes: Weak<Self>, shard: Arc<ShardNotes>, mut running: RunningTask) {
+        let mut pauses = Pauses::default();
+        loop {
+            tokio::select! {
+                () = sleep(pauses.next()) => {}
+                () = shard.wanted.notified() => {}
+            }
+            let mut has_answered = true;
+            while has_answered {
+                let Some(writes) = writes.upgrade() else { return };
+                let Some(round) = shard.begin_round() else {
+                    running.0 = None;
+                    return;
+                };
+                has_answered = writes.play(&shard, round).await;
+                if has_answered {
                     pauses = Pauses::default();
                 }
             }
-        });
+        }
     }
 
     /// Repeats the notes of a round. Returns whether the backend has answered.
