@@ -11,7 +11,7 @@ use super::{
     core::Core,
     freshness::Rules,
     loader::{self, Produced, Work},
-    outcome::{Alone, FlightResult, Outcome, cut_off, ended, result},
+    outcome::{Alone, FlightResult, Outcome, cut_off, for_caller, result, value_of},
     run::{Begun, Run, RunStart},
     settings::{OnUncacheable, Options, OwnWindows, Sharing},
 };
@@ -134,7 +134,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // Not an async function, whose future would hold a copy of what it passes on.
         let core = self.core.clone();
         let work = move |lead| loader::of_user(loader(lead));
-        self.fly(work).map(move |flown| flown?.shared(&core.counters))
+        self.fly(work).map(move |flown| value_of(flown, &core.counters))
     }
 
     /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
@@ -164,7 +164,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         let core = self.core.clone();
         let work = move |lead| loader::of_user(loader(lead));
-        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core.counters))
+        self.refresh_by(loader::boxed(work)).map(move |flown| value_of(flown, &core.counters))
     }
 
     /// Returns the stored value, or a load under the lease of its key.
@@ -225,7 +225,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         // The caller may not be polled any more.
         drop(begun);
-        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
+        load.await.unwrap_or_else(|_| Err(cut_off()))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -249,7 +249,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let Joined { mut follower, leader } = match core.flights.join(&key, accepted) {
                     Ok(joined) => joined,
                     Err(Refused::Closed) => break,
-                    Err(full) => return ended(&core.counters, Err(overloaded(full)), false),
+                    Err(full) => return Err(overloaded(full)),
                 };
                 let Ok(_edge) = nest(flight::current(), &follower) else { break };
                 let leads = leader.is_some();
@@ -267,7 +267,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let waited =
                     wait(patience.as_deref(), &core, &key, &mut follower, takes_heads, leads);
                 if let Some(end) = waited.await {
-                    return ended(&core.counters, end, leads);
+                    return for_caller(end, leads);
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
@@ -276,7 +276,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             }
             let work = loader::boxed(work.take().ok_or_else(cut_off)?);
             let run = Run::alone(&core, &key, options, RunStart::Unleased)?;
-            ended(&core.counters, Box::pin(run.load(work)).await, true)
+            Box::pin(run.load(work)).await
         }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     request::Asked,
     response::{Shareable, Unshared},
     status::Forward,
-    unavailable::{failing, is_failure},
+    unavailable::{described, failing, is_failure, speaks_of_resource},
     validation::{add_validators, renewed},
     variants::Variant,
 };
@@ -64,6 +64,15 @@ where
     }
 }
 
+/// The answer to the caller whose call was made.
+pub(super) struct OwnAnswer<E> {
+    pub(super) result: CallResult<E>,
+    /// Where it counts as coming from.
+    pub(super) source: Source,
+    /// Why its request was sent.
+    pub(super) forward: Forward,
+}
+
 /// The call of a caller, until it is made.
 pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 
@@ -74,16 +83,17 @@ pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 pub(super) async fn load<C: ServiceCall>(
     asked: Asked,
     call: PendingCall<C>,
-    answer: oneshot::Sender<CallResult<C::Error>>,
+    answer: oneshot::Sender<OwnAnswer<C::Error>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
     let stale = lead.stale();
     if let Some(marker) = stale.as_ref().and_then(|it| asked.http.renewed_marker(&lead, it)) {
         return Ok(Produced::Value(marker));
     }
-    let call = lock(&call).take();
-    let call =
-        call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
+    let Some(call) = lock(&call).take() else {
+        // Its caller has gone on alone.
+        return Ok(Produced::Alone(Alone::Reserved));
+    };
     let mut head = asked.question.for_all();
     let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
@@ -91,8 +101,10 @@ pub(super) async fn load<C: ServiceCall>(
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
-            drop(answer.send(Err(error)));
-            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
+            let words = "the inner service returned an error";
+            let failure = Error::with_source(ErrorKind::Load, words, described(&error));
+            load.answer(answer, Err(error));
+            return Err(failure);
         }
     };
     if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
@@ -111,6 +123,12 @@ struct ResponseLoad {
 }
 
 impl ResponseLoad {
+    /// Answers the caller that leads. It may have gone away.
+    fn answer<E>(&self, answer: oneshot::Sender<OwnAnswer<E>>, result: CallResult<E>) {
+        let (source, forward) = (self.lead.source(), self.forward.clone());
+        drop(answer.send(OwnAnswer { result, source, forward }));
+    }
+
     /// Returns the stale response with the new headers of its `304`.
     async fn renewed(
         &self,
@@ -130,7 +148,21 @@ impl ResponseLoad {
     async fn land<E>(
         self,
         response: Response<ServiceBody>,
-        answer: oneshot::Sender<CallResult<E>>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
+    ) -> Result<Produced<CachedResponse>, Error> {
+        let is_failed = response.status().is_server_error();
+        let landed = self.land_response(response, answer).await;
+        // The cache counts an error.
+        if is_failed && landed.is_ok() {
+            self.asked.http.0.cache.core.counters.failures.add();
+        }
+        landed
+    }
+
+    async fn land_response<E>(
+        &self,
+        response: Response<ServiceBody>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
@@ -153,7 +185,7 @@ impl ResponseLoad {
                 let (streamed, collector) = self.announce(parts, body, shareable, variant, answer);
                 self.collect(&streamed, collector).await
             }
-            Err(why) => Ok(self.land_alone(why, parts, body, answer).await),
+            Err(why) => self.land_alone(why, parts, body, answer).await,
         }
     }
 
@@ -163,24 +195,24 @@ impl ResponseLoad {
         why: Unshared,
         parts: Parts,
         body: ServiceBody,
-        answer: oneshot::Sender<CallResult<E>>,
-    ) -> Produced<CachedResponse> {
+        answer: oneshot::Sender<OwnAnswer<E>>,
+    ) -> Result<Produced<CachedResponse>, Error> {
         self.end_stored(parts.status).await;
-        let Asked { http, place, question } = &self.asked;
+        let Asked { http, place, .. } = &self.asked;
         let marks = &http.0.marks;
         let (forward, produced) = match why {
-            Unshared::Failing => (self.forward.clone(), failing(question, &parts, &self.lead)),
+            Unshared::Failing => (self.forward.clone(), failing(&self.asked, &parts, &self.lead)),
             Unshared::Reserved => {
                 marks.set(&place.lasting, true);
-                (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
+                (Forward::Uncacheable(Some("authorization")), Ok(Produced::Alone(Alone::Reserved)))
             }
             Unshared::Uncacheable(why) => {
                 marks.set(&place.lasting, false);
-                (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
+                (Forward::Uncacheable(Some(why)), Ok(Produced::Alone(Alone::Uncacheable)))
             }
         };
         let response = Response::from_parts(parts, ResponseBody::single(body));
-        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
+        self.answer(answer, Ok(http.explained(response, &forward, None, None)));
         produced
     }
 
@@ -191,7 +223,7 @@ impl ResponseLoad {
         body: ServiceBody,
         shareable: Shareable,
         variant: Option<Variant>,
-        answer: oneshot::Sender<CallResult<E>>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> (Arc<StreamedResponse>, Option<Collector>) {
         let (settings, lead) = (&self.asked.http.0, &self.lead);
         let Shareable { windows, age, .. } = shareable;
@@ -215,7 +247,7 @@ impl ResponseLoad {
             let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
             let http = &self.asked.http;
             let response = http.explained(response, &streamed.forward, Some(source), ttl);
-            drop(answer.send(Ok(response)));
+            self.answer(answer, Ok(response));
         }
         lead.announce(streamed.clone());
         (streamed, collector)
@@ -259,13 +291,11 @@ impl ResponseLoad {
         }
     }
 
-    /// Removes the stored response, if an answer with this status says that it is of no use. One
-    /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
-    /// the moment.
+    /// Removes the stored response, if an answer with this status says that it is of no use (RFC
+    /// 9111, section 4.3.3). One that speaks of its caller or of the moment says nothing of it.
     async fn end_stored(&self, status: StatusCode) {
-        let says_nothing =
-            status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized {
+        let is_for_all = !self.asked.question.is_authorized && speaks_of_resource(status);
+        if self.lead.replaces() && is_for_all {
             self.remove_stored().await;
         }
     }

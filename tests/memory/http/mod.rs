@@ -3,7 +3,9 @@
 mod bodies;
 mod coalesce;
 mod conditions;
+mod counters;
 mod errors;
+mod foreign;
 mod freshness;
 mod generations;
 mod groups;
