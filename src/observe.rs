@@ -72,7 +72,8 @@ counters! {
         stale,
         /// Of `stale`, callers that reached `serve_stale_after`.
         slow,
-        /// Callers that were served a load of their own, under the lease.
+        /// Callers that were served a load of their own, under the lease. Over HTTP also with a
+        /// response that was for them alone.
         led,
         /// Callers that were served the load of another caller in this process.
         followed,
@@ -88,6 +89,8 @@ counters! {
         missed_stale,
         /// Requests of an HTTP layer that went to its inner service without the cache.
         passed,
+        /// Of `passed`, requests that the inner service answered with a `5xx` or an error.
+        passed_failed,
         /// Of `passed`, requests whose method is neither `GET` nor `HEAD`.
         passed_method,
         /// Of `passed`, requests with a header that the layer does not know to be harmless.
@@ -98,7 +101,8 @@ counters! {
         passed_key,
         /// Of `passed`, requests while the layer was switched off.
         passed_switched,
-        /// Of `passed`, requests whose key counts as uncacheable.
+        /// Of `passed`, requests whose key counts as uncacheable, or has answers for their callers
+        /// alone.
         passed_uncacheable,
         /// Of `passed`, requests that needed a load beyond the cap on loads.
         passed_overloaded,
@@ -108,7 +112,8 @@ counters! {
         refreshes,
         /// Values that loaders of many returned for ids that were not asked for, or twice.
         unasked,
-        /// Loads that failed, panicked, or took too long.
+        /// Loads that failed, panicked, or took too long. Over HTTP also those that were answered
+        /// with a `5xx`.
         failures,
         /// Flights and refreshes that began no load, because their key backed off.
         backed_off,

@@ -327,6 +327,9 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// off](AfterFailure::BACK_OFF) while a stale value is served in place of the load. Without
     /// such a value the next caller loads. [`AfterFailure`] has an example.
     ///
+    /// Over HTTP, a failure is one for all callers [only if the policy says
+    /// so](crate::layer::sharing#errors-of-the-service).
+    ///
     /// The policy may be asked twice for one error. A loader may overrule it by
     /// [`Lead::after_failure`](super::Lead::after_failure).
     pub fn after_failure(

@@ -8,6 +8,8 @@ use std::{
 use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+#[cfg(feature = "http")]
+use super::AfterFailure;
 use super::{
     Codec,
     activity::Activity,
@@ -120,6 +122,12 @@ impl<V> Core<V> {
     pub(super) fn stats(&self) -> Stats {
         self.copies.iter().for_each(|copies| copies.count_trust());
         self.counters.snapshot(self.flights.len(), self.writes.len())
+    }
+
+    /// Returns the rule by which a key backs off after this error, if the cache has one.
+    #[cfg(feature = "http")]
+    pub(crate) fn backs_off_after(&self, error: &Error) -> Option<AfterFailure> {
+        self.failures.policy(error).filter(|rule| *rule != AfterFailure::LoadAgain)
     }
 
     /// Lets go of the copy of a value, because there is a newer entry.

@@ -62,14 +62,6 @@ pub enum AfterFailure {
         /// The longest wait.
         longest: Duration,
     },
-    /// After the first failure the next caller loads. From the second in a row on, the key backs
-    /// off as after the first with [`BackOff`](Self::BackOff).
-    BackOffFromSecond {
-        /// The wait after the second failure.
-        first: Duration,
-        /// The longest wait.
-        longest: Duration,
-    },
     /// The key backs off for this time, such as a `Retry-After`. An hour at most.
     RetryAfter(Duration),
 }
@@ -88,16 +80,12 @@ impl AfterFailure {
         Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
     /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
-    /// to 1. `None` forgets the failure. Zero counts it, and lets the next caller load at once.
+    /// to 1. `None` if the next caller loads.
     pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
         let (wait, round_up) = match self {
             Self::LoadAgain => return None,
             // Not before the time that was asked for.
             Self::RetryAfter(time) => (time.min(LONGEST_RETRY_AFTER), MILLISECOND - NANOSECOND),
-            Self::BackOffFromSecond { .. } if failures < 2 => return Some(Duration::ZERO),
-            Self::BackOffFromSecond { first, longest } => {
-                return Self::BackOff { first, longest }.wait(failures - 1, random);
-            }
             Self::BackOff { first, longest } => {
                 let doublings = failures.saturating_sub(1).min(DOUBLINGS);
                 // From 1 ms on, so that it grows.

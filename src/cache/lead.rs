@@ -45,8 +45,6 @@ pub(super) struct Keeping {
     /// The loader returned the stored value, which is counted.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
-    /// The rule for a failure that concerns all callers, if nothing else is set.
-    pub(super) after_common_failure: Option<AfterFailure>,
     /// The tags, with the tag number from before the load.
     pub(super) tagged: Tagged,
 }
@@ -142,12 +140,6 @@ impl<V> Lead<V> {
     pub(crate) fn has_stand_in(&self) -> bool {
         let previous = self.0.previous.as_ref().filter(|_| !self.0.wants_new);
         previous.is_some_and(|it| it.left_on_error().is_some())
-    }
-
-    /// Declares that a failure of this load concerns all callers, although its answer is for one.
-    /// The rule follows it if there is no other one, and no value that stands in.
-    pub(crate) fn after_common_failure(&self, rule: AfterFailure) {
-        self.keeping().after_common_failure = Some(rule);
     }
 
     /// Hands the value to all waiters, and stores nothing.

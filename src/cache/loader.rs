@@ -17,9 +17,6 @@ pub(crate) enum Produced<V> {
     Value(V),
     /// An answer for its caller alone, which has it already.
     Alone(Alone),
-    /// As [`Alone::Uncacheable`], and the answer says that the origin fails with this error. It is
-    /// a failed load if there is a stale value for this case, or a rule of what follows.
-    Failing(Error),
 }
 
 /// A loader that a leader has yet to run. In a box, so that what runs it is compiled once for each
@@ -68,10 +65,7 @@ pub(super) async fn run<V>(
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
     };
-    let error = match &produced {
-        Ok(Produced::Failing(error)) | Err(error) => Some(error),
-        Ok(_) => None,
-    };
+    let error = produced.as_ref().err();
     let result = if error.is_some() { "error" } else { "value" };
     core.meter.ended("bellwether_load_seconds", begun, result);
     let words = || error.map_or_else(|| "a value".to_owned(), |error| format!("{error:#}"));

@@ -28,7 +28,7 @@ use super::{
     core::Core,
     loader::{self, Produced},
     member::{Member, Shared},
-    outcome::cut_off,
+    outcome::{cut_off, value_of},
     read::Decision,
 };
 use crate::{
@@ -125,7 +125,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 request.options_mut().batch = Some(member.clone());
                 let work = move |lead| gathering.load(id, lead, member);
                 let (core, flown) = (&cache.core, request.fly(work));
-                async move { flown.await?.shared(&core.counters) }
+                async move { value_of(flown.await, &core.counters) }
             };
             Ok(fill_gaps(answers, load).await)
         }

@@ -152,10 +152,11 @@ pub(crate) enum Alone {
     Full,
 }
 
-/// The end of a flight, which each of its callers gets.
+/// The end of a flight, which each of its callers gets. The front that returns it to a caller
+/// counts the caller.
 #[derive(Clone)]
 pub(crate) enum FlightResult<V> {
-    /// A value. A caller counts once it is [served](Counters::served).
+    /// A value.
     Loaded(Loaded<V>),
     /// The head of a value, for a request that [takes it](super::Sharing::takes_heads).
     Head(Head, Source),
@@ -165,19 +166,20 @@ pub(crate) enum FlightResult<V> {
 
 pub(super) type Outcome<V> = Result<FlightResult<V>, Error>;
 
-impl<V> FlightResult<V> {
-    /// Returns the value, and counts its caller. A loader that a user wrote makes no other answer.
-    pub(super) fn shared(self, counters: &Counters) -> Result<Loaded<V>, Error> {
-        match self {
-            Self::Loaded(loaded) => {
-                counters.served(loaded.source);
-                Ok(loaded)
-            }
-            Self::Head(..) | Self::Alone(_) => {
-                Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
-            }
+/// Returns the value of an outcome, and counts its caller. A loader that a user wrote makes no
+/// other answer.
+pub(super) fn value_of<V>(outcome: Outcome<V>, counters: &Counters) -> Result<Loaded<V>, Error> {
+    let shared = outcome.and_then(|ended| match ended {
+        FlightResult::Loaded(loaded) => Ok(loaded),
+        FlightResult::Head(..) | FlightResult::Alone(_) => {
+            Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
         }
+    });
+    match &shared {
+        Ok(loaded) => counters.served(loaded.source),
+        Err(_) => counters.failed.add(),
     }
+    shared
 }
 
 /// Returns the word for an outcome, for the caller whose loader ran, or for another one of the
@@ -199,16 +201,14 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     }
 }
 
-/// Returns what a flight ended with, for one of its callers.
-pub(super) fn ended<V>(counters: &Counters, mut outcome: Outcome<V>, leads: bool) -> Outcome<V> {
-    match &mut outcome {
-        Ok(FlightResult::Loaded(Loaded { source, .. }) | FlightResult::Head(_, source)) => {
-            if matches!(source, Source::Led) && !leads {
-                *source = Source::Followed;
-            }
-        }
-        Ok(FlightResult::Alone(_)) => {}
-        Err(_) => counters.failed.add(),
+/// Returns the outcome of a flight for its leader, or for a caller that followed.
+pub(super) fn for_caller<V>(mut outcome: Outcome<V>, leads: bool) -> Outcome<V> {
+    if !leads
+        && let Ok(FlightResult::Loaded(Loaded { source, .. }) | FlightResult::Head(_, source)) =
+            &mut outcome
+        && *source == Source::Led
+    {
+        *source = Source::Followed;
     }
     outcome
 }

@@ -11,7 +11,7 @@ use super::{
     core::Core,
     freshness::Rules,
     loader::{self, Produced, Work},
-    outcome::{Alone, FlightResult, Outcome, cut_off, ended, result},
+    outcome::{Alone, FlightResult, Outcome, cut_off, for_caller, result, value_of},
     run::{Begun, LoneLook, Looked, Run, RunStart},
     settings::{OnUncacheable, Options, OwnWindows, Sharing},
 };
@@ -164,7 +164,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // Not an async function, whose future would hold a copy of what it passes on.
         let core = self.core.clone();
         let work = move |lead| loader::of_user(loader(lead));
-        self.fly(work).map(move |flown| flown?.shared(&core.counters))
+        self.fly(work).map(move |flown| value_of(flown, &core.counters))
     }
 
     /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
@@ -194,7 +194,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         let core = self.core.clone();
         let work = move |lead| loader::of_user(loader(lead));
-        self.refresh_by(loader::boxed(work)).map(move |flown| flown?.shared(&core.counters))
+        self.refresh_by(loader::boxed(work)).map(move |flown| value_of(flown, &core.counters))
     }
 
     /// Returns the stored value, or a load under the lease of its key.
@@ -255,7 +255,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         // The caller may not be polled any more.
         drop(begun);
-        ended(&core.counters, load.await.map_err(|_| cut_off())?, true)
+        load.await.unwrap_or_else(|_| Err(cut_off()))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -277,12 +277,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             if let Some(key_use) = begin_lone_look(&core, &key, &options) {
                 // In a box, which a caller that waits does not need.
                 match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
-                    LoneLook::Served(outcome) => return ended(&core.counters, outcome, true),
+                    LoneLook::Served(outcome) => return outcome,
                     LoneLook::Refreshes(outcome, refresh) => {
                         if let Some(work) = work.take() {
                             refresh.begin(loader::boxed(work));
                         }
-                        return ended(&core.counters, outcome, true);
+                        return outcome;
                     }
                     LoneLook::Loads(found) => looked = Some(found),
                     LoneLook::NoTurn => {}
@@ -293,7 +293,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let Some(mut flown) = joined? else { break };
                 let landing = wait(patience.as_deref(), &core, &key, &mut flown, takes_heads).await;
                 if let Landing::Outcome(end) = landing {
-                    return ended(&core.counters, end, flown.leads);
+                    return for_caller(end, flown.leads);
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
@@ -302,7 +302,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             }
             let work = loader::boxed(work.take().ok_or_else(cut_off)?);
             let run = Run::alone(&core, &key, options, RunStart::Unleased)?;
-            ended(&core.counters, Box::pin(run.load(work)).await, true)
+            Box::pin(run.load(work)).await
         }
     }
 }
@@ -458,10 +458,7 @@ impl<V: Clone + Send + Sync + 'static> Flown<V> {
         let Joined { follower, leader } = match core.flights.join(key, options.rules.accepted()) {
             Ok(joined) => joined,
             Err(Refused::Closed) => return Ok(None),
-            Err(full) => {
-                core.counters.failed.add();
-                return Err(overloaded(full));
-            }
+            Err(full) => return Err(overloaded(full)),
         };
         let Ok(edge) = nest(flight::current(), &follower) else { return Ok(None) };
         let leads = leader.is_some();

@@ -86,6 +86,11 @@ pub(crate) struct Sharing {
     pub(crate) rest_limit: Duration,
     /// Whether the key is of this process alone: its load takes no lease, and stores nothing.
     pub(crate) is_local: bool,
+    /// Whether a failed load decides nothing for other callers, unless a rule of the cache says so:
+    /// by default its key does not back off, and the next refresh may begin.
+    pub(crate) fails_alone: bool,
+    /// Whether the value only leads to others: its load is not counted.
+    pub(crate) is_uncounted: bool,
 }
 
 /// The behaviour for a key that is remembered as uncacheable.

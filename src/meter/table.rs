@@ -41,7 +41,10 @@ const fn histogram(name: &'static str, help: &'static str) -> Metric {
 const METRICS: &[Metric] = &[
     counter("bellwether_requests_total", "callers, by result"),
     counter("bellwether_loads_total", "loaders that were started"),
-    counter("bellwether_failures_total", "loads that failed, panicked or took too long"),
+    counter(
+        "bellwether_failures_total",
+        "loads that failed, panicked or took too long; HTTP: also those answered with a 5xx",
+    ),
     counter("bellwether_refreshes_total", "loads beside the old value"),
     histogram("bellwether_load_seconds", "time of a loader, by result: value, error"),
     histogram(
@@ -75,6 +78,10 @@ const METRICS: &[Metric] = &[
     counter("bellwether_unasked_total", "values for ids that were not asked for"),
     counter("bellwether_missed_variant_total", "HTTP: no stored variant fits the request"),
     counter("bellwether_missed_stale_total", "HTTP: the stored response is too old"),
+    counter(
+        "bellwether_passed_failed_total",
+        "HTTP: of passed, requests that the service answered with a 5xx or an error",
+    ),
     counter("bellwether_passed_method_total", "HTTP: of passed, by the method"),
     counter(
         "bellwether_passed_header_total",
@@ -88,7 +95,7 @@ const METRICS: &[Metric] = &[
     ),
     counter(
         "bellwether_passed_uncacheable_total",
-        "HTTP: of passed, because the response may not be shared",
+        "HTTP: of passed, because the responses of its key belong to their callers, also as errors",
     ),
     counter("bellwether_passed_overloaded_total", "HTTP: of passed, because too many loads run"),
     counter(

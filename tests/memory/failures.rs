@@ -193,12 +193,10 @@ async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
 /// The longest waits after the failures of a row. Half of each is random.
 #[tokio::test(start_paused = true)]
 async fn each_rule_has_its_waits() {
-    let (first, longest) = (FIRST, 3 * FIRST);
     let endless = AfterFailure::BackOff { first: Duration::MAX, longest: Duration::MAX };
     let waits = |of_first: [u32; 4]| of_first.map(|it| (it > 0).then_some(it * FIRST)).to_vec();
     for (rule, waits) in [
         (AfterFailure::BACK_OFF, waits([1, 2, 4, 8])),
-        (AfterFailure::BackOffFromSecond { first, longest }, waits([0, 1, 2, 3])),
         (endless, vec![Some(24 * 3600 * SECOND)]),
         (AfterFailure::RetryAfter(Duration::MAX), vec![Some(3600 * SECOND)]),
         (AfterFailure::RetryAfter(MS + Duration::from_nanos(1)), vec![Some(2 * MS)]),

@@ -57,7 +57,7 @@ pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 5] = [
 ];
 
 /// Sets something of a load that is under way.
-pub const OF_LOADS: [Set<Lead<Option<u32>>>; 5] = [
+pub const OF_LOADS: [Set<Lead<Option<u32>>>; 4] = [
     |it, time| {
         it.expire_after(time);
         it
@@ -72,10 +72,6 @@ pub const OF_LOADS: [Set<Lead<Option<u32>>>; 5] = [
     },
     |it, time| {
         it.after_failure(back_off(time, time));
-        it
-    },
-    |it, time| {
-        it.after_failure(AfterFailure::BackOffFromSecond { first: MS, longest: time });
         it
     },
 ];

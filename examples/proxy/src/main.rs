@@ -11,9 +11,10 @@
 //! Every line of it uses the public API alone. A request takes this way:
 //!
 //! 1. `server` accepts the connection. HTTP/1.1 and HTTP/2 share a port.
-//! 2. `access` logs the request and counts it, and answers `502` or `504` in place of an error.
+//! 2. `access` logs the request and counts it, and answers `502` in place of an error.
 //! 3. The `BellwetherLayer` answers from the cache, or lets one request go on.
-//! 4. `upstream` sends the request to the origin, without the headers of the connection.
+//! 4. `upstream` sends the request to the origin, without the headers of the connection. It answers
+//!    `504` if the origin is too slow.
 //!
 //! On Ctrl-C and SIGTERM it accepts no more connections, finishes the running requests, and
 //! releases its leases. `--once` starts an origin of its own and shows two requests.
@@ -29,9 +30,9 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, MemoryBackend, RedisBackend,
-    cache::{AfterFailure, Builder, Codec},
+    cache::{Builder, Codec},
     http_cache,
-    layer::{self, CachedResponse, Http, InnerServiceError},
+    layer::{self, CachedResponse, Http},
 };
 use http::request::Parts;
 use tokio::net::TcpListener;
@@ -109,18 +110,14 @@ fn build<C: Codec<CachedResponse>>(
     builder: Builder<CachedResponse, C>,
     options: &Options,
 ) -> Result<Cache<CachedResponse>, Error> {
-    let (first, longest) = (Duration::from_millis(100), Duration::from_secs(1));
     builder
         .ttl(options.ttl)
-        .load_limit(options.timeout)
+        // The origin's time-out comes first, and is a response like any other.
+        .load_limit(options.timeout + Duration::from_secs(1))
         .max_loads(options.loads)
         .max_value(options.max_body)
         // A response that is kept beyond its lifetime can be validated.
         .stale_if_error(options.stale)
-        .after_failure(move |error| {
-            let is_unavailable = error.load_ref::<InnerServiceError>()?.status() != 500;
-            is_unavailable.then_some(AfterFailure::BackOffFromSecond { first, longest })
-        })
         .tags()
         .build()
 }

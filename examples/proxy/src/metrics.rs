@@ -76,7 +76,7 @@ fn results(stats: &Stats) -> [(&'static str, u64); 8] {
     ]
 }
 
-fn counted(stats: &Stats) -> [(&'static str, u64); 12] {
+fn counted(stats: &Stats) -> [(&'static str, u64); 13] {
     [
         ("loads", stats.loads),
         ("load_failures", stats.failures),
@@ -85,6 +85,7 @@ fn counted(stats: &Stats) -> [(&'static str, u64); 12] {
         ("unchanged", stats.unchanged),
         ("missed_variant", stats.missed_variant),
         ("missed_stale", stats.missed_stale),
+        ("passed_failed", stats.passed_failed),
         ("passed_method", stats.passed_method),
         ("passed_uncacheable", stats.passed_uncacheable),
         ("passed_overloaded", stats.passed_overloaded),

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bellwether::BoxError;
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{
@@ -17,6 +18,7 @@ use http::{
     },
     uri::{Authority, PathAndQuery, Scheme},
 };
+use http_body_util::{Either, Empty};
 use hyper::{
     body::Incoming,
     client::conn::http2::{self, SendRequest},
@@ -86,11 +88,9 @@ async fn connected(
     Ok(connection)
 }
 
-/// Why a request has no answer of the origin.
+/// Why a request is not sent to the origin.
 #[derive(Debug)]
 pub(crate) enum Unanswered {
-    /// The origin did not answer in time.
-    TimedOut,
     /// The request has no clear host.
     Host,
     /// The request asks for a tunnel.
@@ -100,7 +100,6 @@ pub(crate) enum Unanswered {
 impl Unanswered {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             Self::Host => StatusCode::BAD_REQUEST,
             Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
         }
@@ -110,7 +109,6 @@ impl Unanswered {
 impl fmt::Display for Unanswered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::TimedOut => "the origin did not answer in time",
             Self::Host => "the request names several hosts, or none that is one",
             Self::Tunnel => "the request asks for a tunnel",
         })
@@ -167,8 +165,11 @@ impl Upstream {
     }
 }
 
+/// The body of the origin, or none in place of it.
+pub(crate) type UpstreamBody = Either<Incoming, Empty<Bytes>>;
+
 impl Service<Request<Incoming>> for Upstream {
-    type Response = Response<Incoming>;
+    type Response = Response<UpstreamBody>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
@@ -181,12 +182,23 @@ impl Service<Request<Incoming>> for Upstream {
         let upstream = self.clone();
         Box::pin(async move {
             let answering = upstream.connections.send(request?, &upstream.authority);
-            let answered = tokio::time::timeout(upstream.timeout, answering).await;
-            let mut response = answered.map_err(|_elapsed| Unanswered::TimedOut)??;
+            let Ok(answered) = tokio::time::timeout(upstream.timeout, answering).await else {
+                return Ok(timed_out());
+            };
+            let mut response = answered?;
             strip(response.headers_mut());
-            Ok(response)
+            Ok(response.map(Either::Left))
         })
     }
+}
+
+/// Answers in place of an origin that did not answer in time. A response, and no error, so that the
+/// layer outside treats it as one of the origin.
+fn timed_out() -> Response<UpstreamBody> {
+    eprintln!("proxy: the origin did not answer in time");
+    let mut response = Response::new(Either::Right(Empty::new()));
+    *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
+    response
 }
 
 /// Makes one line of the cookies, of which HTTP/2 may send one each (RFC 9113, section 8.2.3).

@@ -30,8 +30,7 @@ use tokio::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long after the origin is back an answer may tell that it was away. The back-off of the proxy
-/// is up to a second, and a busy machine may begin it late.
+/// How long after the origin is back an answer may tell that it was away, on a busy machine.
 const LATE: Duration = Duration::from_secs(2);
 const PATHS: usize = 24;
 const LENGTH: usize = 48 << 10;
@@ -152,10 +151,15 @@ struct Proxy {
 
 impl Proxy {
     async fn start(origin: &Origin, redis: &RedisServer) -> Self {
+        Self::with(origin.port.number(), &["--redis", &redis.url()]).await
+    }
+
+    /// Starts a proxy in front of a port.
+    async fn with(upstream: u16, options: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_proxy"))
-            .args(["--upstream", &format!("http://127.0.0.1:{}", origin.port.number())])
-            .args(["--redis", &redis.url(), "--quiet"])
+            .args(["--upstream", &format!("http://127.0.0.1:{upstream}"), "--quiet"])
             .args(["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+            .args(options)
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
@@ -305,4 +309,45 @@ async fn without(origin: &mut Origin) -> (Instant, Instant) {
     sleep(SECOND).await;
     origin.revive().await;
     (from, Instant::now())
+}
+
+/// Answers a request, unless it has the header `x-slow`.
+async fn answer_quick(stream: TcpStream, calls: Arc<AtomicUsize>) -> Option<()> {
+    let mut stream = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        stream.read_line(&mut head).await.ok().filter(|read| *read > 0)?;
+    }
+    calls.fetch_add(1, Ordering::SeqCst);
+    if head.contains("x-slow") {
+        std::future::pending::<()>().await;
+    }
+    let answer = "HTTP/1.1 200 OK\r\ncache-control: max-age=60\r\ncontent-length: 2\r\n\r\nok";
+    stream.write_all(answer.as_bytes()).await.ok()
+}
+
+/// A caller that waited for a request which timed out received a `502`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_out_is_for_its_caller_alone() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let calls: Arc<AtomicUsize> = Arc::default();
+    let counted = calls.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer_quick(stream, counted.clone()));
+        }
+    });
+    let proxy = Proxy::with(port, &["--timeout", "2"]).await;
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let get = |name| {
+        let request = Request::get(format!("{}/", proxy.url)).header(name, "1");
+        client.request(request.body(Empty::new()).unwrap())
+    };
+    let slow = tokio::spawn(get("x-slow"));
+    assert!(comes_true(LIMIT, async || calls.load(Ordering::SeqCst) == 1).await);
+    let waiter = tokio::spawn(get("x-quick"));
+    assert_eq!(waiter.await.unwrap().unwrap().status(), StatusCode::OK);
+    assert_eq!(slow.await.unwrap().unwrap().status(), StatusCode::GATEWAY_TIMEOUT);
+    proxy.end().await;
 }

@@ -23,7 +23,6 @@ use crate::{
     cache::{
         AfterFailure, Lead, Loaded, Source,
         failures::whole_millis,
-        lead::Keeping,
         loader::{self, Produced, Work},
         local::Fill,
         member::Permit,
@@ -320,7 +319,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         epoch: Epoch,
     ) -> Result<Made<V>, Error> {
         let AskedKey { core, key, .. } = &self.asked;
-        core.counters.loads.add();
+        let is_counted = !self.asked.options.sharing.is_uncounted;
+        if is_counted {
+            core.counters.loads.add();
+        }
         let produced = tokio::select! {
             biased;
             produced = loader::run(core, work, lead.clone(), self.leader.id) => {
@@ -339,9 +341,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let made = AssertUnwindSafe(|| Ok(self.asked.made(value, begun, lead)));
                 catch_unwind(made).map_err(|panic| loader::panicked(panic.as_ref()))
             }
-            // Other processes hear of the failure, and have the same stale value and setting.
-            Ok(Produced::Failing(error)) if self.asked.shares_failure(&error, lead) => Err(error),
-            Ok(Produced::Failing(_)) => Ok(Err(Alone::Uncacheable)),
             Ok(Produced::Alone(why)) => Ok(Err(why)),
             Err(error) => Err(error),
         };
@@ -398,12 +397,6 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         let at = Instant::now();
         let mark = self.core.copies.as_ref().map(|copies| copies.order.mark(&self.name, at));
         LoadBegun { at, mark, outage: self.shard.breaker.outage() }
-    }
-
-    /// Returns whether a failure that answers its caller counts as a failed load for the others.
-    fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
-        let rule = self.core.failures.policy(error).or(lead.keeping().after_common_failure);
-        lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
     /// Makes the entry of a loaded value. A value without an encoding stays as it is.
@@ -467,25 +460,23 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
         let failed = failed.max(self.core.failures.failed_here(&self.key));
         let (failures, random) = (failed.saturating_add(1), random::fraction());
-        let Keeping { after_failure, after_common_failure, .. } = *lead.keeping();
-        let wait = match after_failure.or_else(|| self.core.failures.policy(error)) {
-            Some(rule) => rule.wait(failures, random),
-            None => match lead.0.previous.as_ref().and_then(|it| it.left_on_error()) {
-                Some(left) => AfterFailure::BACK_OFF
-                    .wait(failures, random)
-                    .and_then(|wait| whole_millis(wait.min(left))),
+        let own_rule = lead.keeping().after_failure;
+        let wait = match own_rule.or_else(|| self.core.failures.policy(error)) {
+            Some(rule) => rule.wait(failures, random)?,
+            None if self.options.sharing.fails_alone => return None,
+            None => {
                 // Without a rule or an old value, later callers do not get this failure.
-                None => after_common_failure?.wait(failures, random),
-            },
-        }?;
+                let left = lead.0.previous.as_ref()?.left_on_error()?;
+                let wait = AfterFailure::BACK_OFF.wait(failures, random)?;
+                whole_millis(wait.min(left))?
+            }
+        };
         Some(BackOff { wait, failures })
     }
 
     /// Notes that the key backs off after this error, if it does, and returns the error with that.
     fn backing_off(&self, error: Error, back_off: Option<BackOff>, lead: &Lead<V>) -> Error {
-        let Some(BackOff { wait, failures }) = back_off.filter(|it| !it.wait.is_zero()) else {
-            return error;
-        };
+        let Some(BackOff { wait, failures }) = back_off else { return error };
         if let Some(previous) = &lead.0.previous {
             self.leave_alone(previous.fence, wait);
         }
@@ -556,7 +547,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Notes an entry that was stored, and keeps a copy of it in place of the last one.
     fn stored(&self, mark: Option<Fill>, entry: Entry, value: &V) {
         let AskedKey { core, key, .. } = &self.asked;
-        core.counters.stored.add();
+        if !self.asked.options.sharing.is_uncounted {
+            core.counters.stored.add();
+        }
         if self.lead.keeping().is_unchanged {
             core.counters.unchanged.add();
         }

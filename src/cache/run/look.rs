@@ -306,6 +306,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             Change::Failed(failure) if failure.fence() >= self.met => {
                 Break(Step::Land(FlightEnd::failed(core.failures.of_another(failure))))
             }
+            // The load that was in the way made nothing for others. Their patience is bounded.
+            Change::Wake if self.run.fails_alone() => {
+                Break(Step::Land(FlightEnd::alone(Alone::Reserved)))
+            }
             _ => Continue(()),
         }
     }
@@ -373,7 +377,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let &Occupied { fence, remaining, .. } = occupied;
         if let RunStart::Behind = self.run.start {
             debug!("another process refreshes");
-            core.refreshes.note(EntryNote::Refreshed, key, self.seen, remaining);
+            let pause = if self.run.fails_alone() { remaining.min(MEANWHILE) } else { remaining };
+            core.refreshes.note(EntryNote::Refreshed, key, self.seen, pause);
             return Break(Step::LoadUnleased);
         }
         let before = std::mem::replace(&mut self.met, fence);
@@ -386,6 +391,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         Continue(remaining)
     }
 }
+
+/// How long a process leaves a refresh to another one whose refresh may fail alone.
+const MEANWHILE: Duration = Duration::from_millis(100);
 
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;

@@ -27,7 +27,7 @@ use super::{
     loader::{self, Work},
     member::Permit,
     notes::{EntryNote, PAUSE},
-    outcome::{Alone, FlightResult, Outcome, ended, result},
+    outcome::{Alone, FlightResult, Outcome, result, value_of},
     read::Decision,
     settings::{OnFull, Options},
 };
@@ -351,10 +351,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Land(end) => self.or_fallback(end, &held),
             Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
         };
-        let FlightResult::Loaded(loaded) = ended(&core.counters, end.outcome, true)? else {
+        if let Ok(FlightResult::Head(..) | FlightResult::Alone(_)) = end.outcome {
             return Ok(Begun::Alone);
-        };
-        core.counters.served(loaded.source());
+        }
+        let loaded = value_of(end.outcome, &core.counters)?;
         let mut load = None;
         if let Some(old) = end.refresh
             && core.refreshes.begin(&self.asked.key, old.fence)
@@ -408,7 +408,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         spans::ended(&span, result(&outcome, true), outcome.as_ref().err());
         let backs_off = outcome.is_err_and(|error| error.retry_after().is_some());
         if !backs_off {
-            core.refreshes.note(EntryNote::Refreshed, key, seen, PAUSE);
+            // The next refresh may be of a caller that gets another answer.
+            let pause = if self.fails_alone() { Duration::ZERO } else { PAUSE };
+            core.refreshes.note(EntryNote::Refreshed, key, seen, pause);
         }
     }
 
@@ -509,6 +511,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Unanswered(_) => remembered(),
             decision => decision.value_or_fallback(),
         }
+    }
+
+    /// Returns whether a failed load decides nothing for other callers.
+    fn fails_alone(&self) -> bool {
+        self.asked.options.sharing.fails_alone
     }
 
     /// Returns whether no value is good enough whose load began before the run.

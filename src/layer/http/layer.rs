@@ -53,8 +53,8 @@ impl BellwetherLayer<Http> {
     /// # Errors
     ///
     /// A caller whose request ran receives the error of the service as it is, unless a stale
-    /// response hides it. Others receive a response to the failure, which
-    /// [`on_error`](Self::on_error) replaces.
+    /// response hides it. Others join the next load. If the key backs off, they receive a response
+    /// to the failure, which [`on_error`](Self::on_error) replaces.
     ///
     /// # Cancel safety
     ///

@@ -24,7 +24,7 @@ use super::{
     request::Asked,
     response::{Shareable, Unshared, is_about_range},
     status::Forward,
-    unavailable::{failing, is_failure},
+    unavailable::{described, failing, is_failure, speaks_of_resource},
     validation::{Validated, add_validators, validated},
     variants::Variant,
 };
@@ -67,6 +67,15 @@ where
     }
 }
 
+/// The answer to the caller whose call was made.
+pub(super) struct OwnAnswer<E> {
+    pub(super) result: CallResult<E>,
+    /// Where it counts as coming from.
+    pub(super) source: Source,
+    /// Why its request was sent.
+    pub(super) forward: Forward,
+}
+
 /// The call of a caller, until it is made.
 pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 
@@ -77,16 +86,17 @@ pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 pub(super) async fn load<C: ServiceCall>(
     asked: Asked,
     call: PendingCall<C>,
-    answer: oneshot::Sender<CallResult<C::Error>>,
+    answer: oneshot::Sender<OwnAnswer<C::Error>>,
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
     let stale = lead.stale();
     if let Some(marker) = stale.as_ref().and_then(|it| asked.http.renewed_marker(&lead, it)) {
         return Ok(Produced::Value(marker));
     }
-    let call = lock(&call).take();
-    let call =
-        call.ok_or_else(|| Error::new(ErrorKind::Cancelled, "the request has run already"))?;
+    let Some(call) = lock(&call).take() else {
+        // Its caller has gone on alone.
+        return Ok(Produced::Alone(Alone::Reserved));
+    };
     // What is stored may be validated, and the part is cut from that.
     let sends_range = !lead.replaces() && asked.question.wants_part();
     let mut head = asked.question.for_all(sends_range);
@@ -98,8 +108,10 @@ pub(super) async fn load<C: ServiceCall>(
     let mut response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
-            drop(answer.send(Err(error)));
-            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
+            let words = "the inner service returned an error";
+            let failure = Error::with_source(ErrorKind::Load, words, described(&error));
+            load.answer(answer, Err(error));
+            return Err(failure);
         }
     };
     if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
@@ -126,18 +138,25 @@ struct ResponseLoad {
 }
 
 impl ResponseLoad {
+    /// Answers the caller that leads. It may have gone away.
+    fn answer<E>(&self, answer: oneshot::Sender<OwnAnswer<E>>, result: CallResult<E>) {
+        let source = self.lead.source();
+        let forward = self.forward.clone();
+        drop(answer.send(OwnAnswer { result, source, forward }));
+    }
+
     /// Answers the caller alone with what the service has confirmed by another tag. The service
     /// would do the same at the next load, so that sends no conditions.
     async fn land_confirmed<E>(
         &self,
         response: Response<ResponseBody>,
-        answer: oneshot::Sender<CallResult<E>>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Produced<CachedResponse> {
         let Asked { http, place, .. } = &self.asked;
         http.0.marks.set(&place.lasting, MarkOf::Conditions);
         self.remove_stored().await;
         let forward = Forward::Uncacheable(Some("etag"));
-        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
+        self.answer(answer, Ok(http.explained(response, &forward, None, None)));
         Produced::Alone(Alone::Reserved)
     }
 
@@ -145,7 +164,21 @@ impl ResponseLoad {
     async fn land<E>(
         self,
         response: Response<ServiceBody>,
-        answer: oneshot::Sender<CallResult<E>>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
+    ) -> Result<Produced<CachedResponse>, Error> {
+        let is_failed = response.status().is_server_error();
+        let landed = self.land_response(response, answer).await;
+        // The cache counts an error.
+        if is_failed && landed.is_ok() {
+            self.asked.http.0.cache.core.counters.failures.add();
+        }
+        landed
+    }
+
+    async fn land_response<E>(
+        &self,
+        response: Response<ServiceBody>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
@@ -172,7 +205,7 @@ impl ResponseLoad {
                 let (streamed, collector) = self.announce(parts, body, shareable, variant, answer);
                 self.collect(&streamed, collector).await
             }
-            Err(why) => Ok(self.land_alone(why, parts, body, answer).await),
+            Err(why) => self.land_alone(why, parts, body, answer).await,
         }
     }
 
@@ -182,27 +215,27 @@ impl ResponseLoad {
         why: Unshared,
         parts: Parts,
         body: ServiceBody,
-        answer: oneshot::Sender<CallResult<E>>,
-    ) -> Produced<CachedResponse> {
+        answer: oneshot::Sender<OwnAnswer<E>>,
+    ) -> Result<Produced<CachedResponse>, Error> {
         self.end_stored(parts.status).await;
-        let Asked { http, place, question } = &self.asked;
+        let Asked { http, place, .. } = &self.asked;
         let marks = &http.0.marks;
         let (forward, produced) = match why {
-            Unshared::Failing => (self.forward.clone(), failing(question, &parts, &self.lead)),
+            Unshared::Failing => (self.forward.clone(), failing(&self.asked, &parts, &self.lead)),
             Unshared::Reserved => {
                 marks.set(&place.lasting, MarkOf::Authorized);
-                (Forward::Uncacheable(Some("authorization")), Produced::Alone(Alone::Reserved))
+                (Forward::Uncacheable(Some("authorization")), Ok(Produced::Alone(Alone::Reserved)))
             }
             Unshared::Part => {
-                (Forward::Uncacheable(Some("range")), Produced::Alone(Alone::Reserved))
+                (Forward::Uncacheable(Some("range")), Ok(Produced::Alone(Alone::Reserved)))
             }
             Unshared::Uncacheable(why) => {
                 marks.set(&place.lasting, MarkOf::All);
-                (Forward::Uncacheable(Some(why)), Produced::Alone(Alone::Uncacheable))
+                (Forward::Uncacheable(Some(why)), Ok(Produced::Alone(Alone::Uncacheable)))
             }
         };
         let response = Response::from_parts(parts, ResponseBody::single(body));
-        drop(answer.send(Ok(http.explained(response, &forward, None, None))));
+        self.answer(answer, Ok(http.explained(response, &forward, None, None)));
         produced
     }
 
@@ -213,7 +246,7 @@ impl ResponseLoad {
         body: ServiceBody,
         shareable: Shareable,
         variant: Option<Variant>,
-        answer: oneshot::Sender<CallResult<E>>,
+        answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> (Arc<StreamedResponse>, Option<Collector>) {
         let (settings, lead) = (&self.asked.http.0, &self.lead);
         let Shareable { windows, joined_for, age, .. } = shareable;
@@ -246,7 +279,7 @@ impl ResponseLoad {
             let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
             let http = &self.asked.http;
             let response = http.explained(response, &streamed.forward, Some(source), ttl);
-            drop(answer.send(Ok(response)));
+            self.answer(answer, Ok(response));
         }
         lead.announce(streamed.clone());
         (streamed, collector)
@@ -290,13 +323,11 @@ impl ResponseLoad {
         }
     }
 
-    /// Removes the stored response, if an answer with this status says that it is of no use. One
-    /// that is no failure does so (RFC 9111, section 4.3.3), unless it speaks of its caller or of
-    /// the moment.
+    /// Removes the stored response, if an answer with this status says that it is of no use (RFC
+    /// 9111, section 4.3.3). One that speaks of its caller or of the moment says nothing of it.
     async fn end_stored(&self, status: StatusCode) {
-        let says_nothing =
-            status.is_server_error() || matches!(status.as_u16(), 304 | 408 | 425 | 429);
-        if self.lead.replaces() && !says_nothing && !self.asked.question.is_authorized {
+        let is_for_all = !self.asked.question.is_authorized && speaks_of_resource(status);
+        if self.lead.replaces() && is_for_all {
             self.remove_stored().await;
         }
     }

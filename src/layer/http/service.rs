@@ -1,8 +1,10 @@
 //! The service: the way of each request, with the cache and without it.
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -14,16 +16,17 @@ use http::{
 use http_body::Body;
 use tokio::{
     sync::oneshot::{self, error::TryRecvError},
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 use tower_service::Service;
 
 use super::{
-    CachedResponse, Http, InnerServiceError, ResponseBody,
+    CachedResponse, Http, ResponseBody,
     invalidation::is_safe,
-    load::{CallResult, PendingCall, ServiceCall, StreamedResponse, load},
+    load::{CallResult, OwnAnswer, PendingCall, ServiceCall, StreamedResponse, load},
     request::{Asked, Question},
     status::{Forward, ttl},
+    unavailable::concerns_all,
     variants::{MARK, Marker, Place},
 };
 use crate::{
@@ -98,8 +101,12 @@ impl Http {
         let is_kept = place.is_some() || !is_safe(&question.head.method);
         let kept = is_kept.then(|| question.clone());
         let begun = Instant::now();
-        let head = Arc::unwrap_or_clone(question).into_sent();
-        let (parts, body) = call.send(head).await?.into_parts();
+        let sent = call.send(Arc::unwrap_or_clone(question).into_sent()).await;
+        let is_failed = sent.as_ref().map_or(true, |response| response.status().is_server_error());
+        if is_failed {
+            counters.passed_failed.add();
+        }
+        let (parts, body) = sent?.into_parts();
         if let Some(question) = kept {
             let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
             match place {
@@ -113,8 +120,25 @@ impl Http {
     }
 }
 
-/// How often a request tries again to share a response, before it goes alone.
-const TRIES: u8 = 4;
+/// How many further flights a request joins, behind one that had nothing for it, before it goes
+/// alone.
+const MOST_FLIGHTS: u8 = 4;
+
+/// How long a request waits for further flights, behind the first one whose answer was for another
+/// caller alone. So a caller waits for one slow answer of another at most.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a request still tries to share a response.
+#[derive(Default)]
+struct Tries {
+    /// The flights that had nothing for it.
+    flights: u8,
+    /// When it goes alone. Set by the first answer that was for another caller alone.
+    until: Option<Instant>,
+    /// A body broke off before it could read it. It waits for the end of the next load, so that a
+    /// stale response may stand in.
+    waits_for_end: bool,
+}
 
 /// How a flight ended for one caller: with its answer, or with its call and what follows.
 type Settled<C> = Result<CallResult<<C as ServiceCall>::Error>, (C, Next)>;
@@ -123,18 +147,21 @@ type Settled<C> = Result<CallResult<<C as ServiceCall>::Error>, (C, Next)>;
 enum Next {
     /// It asks for the response below this marker.
     Below(Marker),
-    /// It may share the response of the next flight. If it cannot, it fails with this error, or
-    /// goes on alone.
-    Retry(Option<Error>),
+    /// It may share the response of the next flight: this one came too late.
+    Rejoin,
+    /// The same: the answer of this one was for another caller.
+    Foreign,
+    /// The same: the body of this one broke off.
+    Broken,
     /// It goes on alone.
     Alone(Forward),
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
 async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::Error> {
-    let mut tries = TRIES;
+    let mut tries = Tries::default();
     loop {
-        let (own, next) = match asked.fly(call).await {
+        let (own, next) = match asked.fly(call, &tries).await {
             Ok(answer) => return answer,
             Err(unanswered) => unanswered,
         };
@@ -144,17 +171,17 @@ async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::E
                 asked.place = asked.place.below(&marker, &asked.question.head.headers);
                 continue;
             }
-            Next::Retry(_) if tries > 0 => {
-                tries -= 1;
+            Next::Rejoin | Next::Foreign | Next::Broken if tries.flights < MOST_FLIGHTS => {
+                tries.flights += 1;
+                if let Next::Foreign | Next::Broken = next {
+                    tries.until.get_or_insert_with(|| Instant::now() + PATIENCE);
+                }
+                tries.waits_for_end |= matches!(next, Next::Broken);
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
                 continue;
             }
-            Next::Retry(Some(error)) => {
-                asked.http.0.cache.core.counters.failed.add();
-                return Ok(asked.http.failed(&asked.question, &error));
-            }
-            Next::Retry(None) => Forward::Uncacheable(None),
+            Next::Rejoin | Next::Foreign | Next::Broken => Forward::Uncacheable(None),
             Next::Alone(why) => why,
         };
         // In a box, so that the future of a hit stays small.
@@ -164,8 +191,9 @@ async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::E
 }
 
 impl Asked {
-    /// Joins the flight of the place. Its leader calls the inner service.
-    async fn fly<C: ServiceCall>(&self, call: C) -> Settled<C> {
+    /// Joins the flight of the place. Its leader calls the inner service. A caller whose call is
+    /// not made within its patience goes alone.
+    async fn fly<C: ServiceCall>(&self, call: C, tries: &Tries) -> Settled<C> {
         let Self { http, place, question } = self;
         let settings = &http.0;
         let mark = settings.marks.on_uncacheable(&place.lasting, question.is_authorized);
@@ -180,15 +208,28 @@ impl Asked {
             on_uncacheable,
             on_full,
             waits_once: settings.policy.coalesces,
-            takes_heads: true,
+            takes_heads: !tries.waits_for_end,
             rest_limit: settings.body_limit,
             is_local: place.is_local,
+            fails_alone: true,
+            is_uncounted: false,
         };
         let cached = settings.cache.request(place.key.clone()).sharing(sharing, settings.max_stale);
         let call = Arc::new(Mutex::new(Some(call)));
         let (led, own) = oneshot::channel();
         let (pending, asked) = (call.clone(), self.clone());
-        match cached.fly(move |lead| load(asked, pending, led, lead)).await {
+        let flight = cached.fly(move |lead| load(asked, pending, led, lead));
+        let ended = match tries.until {
+            None => flight.await,
+            // In a box, so that the future of a hit stays small.
+            Some(until) => match Box::pin(fly_until(until, &call, flight)).await {
+                Flown::Ended(ended) => ended,
+                Flown::TimeUp(call) => {
+                    return Err((call, Next::Alone(Forward::Uncacheable(None))));
+                }
+            },
+        };
+        match ended {
             // The call is left alone then. It may belong to a refresh that has begun, and a stale
             // response stands in for the answer of an origin that fails.
             Ok(FlightResult::Loaded(loaded))
@@ -206,30 +247,25 @@ impl Asked {
     async fn settle<C: ServiceCall>(
         &self,
         call: &PendingCall<C>,
-        mut own: oneshot::Receiver<CallResult<C::Error>>,
+        mut own: oneshot::Receiver<OwnAnswer<C::Error>>,
         ended: Result<FlightResult<CachedResponse>, Error>,
     ) -> Settled<C> {
         let (http, question) = (&self.http, &self.question);
         let answer = own.try_recv();
         let call = lock(call).take();
         let (ended, call) = match (ended, call) {
-            (Err(error), _) if answer.is_err() => return Ok(Ok(http.failed(question, &error))),
             (Ok(ended), Some(call)) => (ended, call),
+            (Err(error), Some(call)) if !concerns_all(&error) => return Err((call, Next::Foreign)),
+            (Err(error), _) if answer.is_err() => return Ok(Ok(http.failed(question, &error))),
             // The caller has led. Its answer is there, or the flight goes on without the caller.
-            (ended, _) => {
-                let counters = &http.0.cache.core.counters;
-                match ended {
-                    Ok(FlightResult::Loaded(loaded)) => counters.served(loaded.source()),
-                    Ok(FlightResult::Head(_, source)) => counters.served(source),
-                    Ok(FlightResult::Alone(_)) | Err(_) => {}
-                }
+            _ => {
                 let answer = match answer {
                     Err(TryRecvError::Empty) => own.await.ok(),
                     answer => answer.ok(),
                 };
                 let words = "the task that ran the request was cancelled";
                 return Ok(match answer {
-                    Some(answer) => answer.map(|response| question.answer(response)),
+                    Some(answer) => http.own(question, answer),
                     None => Ok(http.failed(question, &Error::new(ErrorKind::Cancelled, words))),
                 });
             }
@@ -238,7 +274,7 @@ impl Asked {
             FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
                 Some(marker) => Next::Below(marker),
                 // It was no longer fresh when the caller came. The next load begins after that.
-                None => Next::Retry(None),
+                None => Next::Rejoin,
             },
             FlightResult::Head(head, source) => match self.follow(&head, source) {
                 Ok(response) => return Ok(Ok(response)),
@@ -248,7 +284,7 @@ impl Asked {
             FlightResult::Alone(Alone::Reserved)
                 if !question.is_authorized && !question.wants_part() =>
             {
-                Next::Retry(None)
+                Next::Foreign
             }
             FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
             FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
@@ -267,13 +303,10 @@ impl Asked {
             return Err(Next::Below(marker.clone()));
         }
         let response = streamed.response(false).map_err(|broken| match broken {
-            Some(broken) => {
-                let words = "the body of the response broke off";
-                Next::Retry(Some(Error::with_source(ErrorKind::Load, words, broken)))
-            }
+            Some(_) => Next::Broken,
             None => alone,
         })?;
-        self.http.0.cache.core.counters.served(source);
+        self.http.count_served(source, &streamed.forward);
         let source = Some(Source::Followed);
         let response = self.http.explained(response, &streamed.forward, source, None);
         Ok(self.question.answer(response))
@@ -290,11 +323,51 @@ fn is_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
     }
 }
 
+/// The end of a flight for a caller with a limit.
+enum Flown<C> {
+    Ended(Result<FlightResult<CachedResponse>, Error>),
+    /// The caller has left the flight with its call.
+    TimeUp(C),
+}
+
+/// Awaits a flight. Leaves it at a time if the call of this caller is not made by then.
+async fn fly_until<C: ServiceCall>(
+    until: Instant,
+    call: &PendingCall<C>,
+    flight: impl Future<Output = Result<FlightResult<CachedResponse>, Error>>,
+) -> Flown<C> {
+    let mut flight = pin!(flight);
+    tokio::select! {
+        biased;
+        ended = &mut flight => return Flown::Ended(ended),
+        () = sleep_until(until) => {}
+    }
+    let unmade = lock(call).take();
+    match unmade {
+        Some(call) => Flown::TimeUp(call),
+        None => Flown::Ended(flight.await),
+    }
+}
+
 impl Http {
+    /// Returns its own answer to a caller that has led.
+    fn own<E>(&self, question: &Question, answer: OwnAnswer<E>) -> CallResult<E> {
+        match answer.result {
+            Ok(response) => {
+                self.count_served(answer.source, &answer.forward);
+                Ok(question.answer(response))
+            }
+            Err(error) => {
+                self.0.cache.core.counters.failed.add();
+                Err(error)
+            }
+        }
+    }
+
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
         let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
-        self.0.cache.core.counters.served(source);
+        self.count_served(source, &place.miss);
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());
@@ -304,6 +377,7 @@ impl Http {
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed(&self, question: &Question, error: &Error) -> Response<ResponseBody> {
+        self.0.cache.core.counters.failed.add();
         let mut response = (self.0.on_error)(error).map(ResponseBody::whole);
         if question.head.method == Method::HEAD {
             *response.body_mut() = ResponseBody::default();
@@ -324,9 +398,7 @@ pub(super) fn error_response(error: &Error) -> Response<Bytes> {
         | ErrorKind::Cancelled
         | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Load if error.retry_after().is_some() => StatusCode::SERVICE_UNAVAILABLE,
-        _ => error
-            .load_ref()
-            .map_or(StatusCode::BAD_GATEWAY, |failed: &InnerServiceError| failed.status()),
+        _ => StatusCode::BAD_GATEWAY,
     };
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = status;

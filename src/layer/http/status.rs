@@ -83,8 +83,19 @@ fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> St
 }
 
 impl Http {
-    /// Adds the header, if that was asked for. Counts why a response was not stored, if it has a
-    /// source: one to its caller alone has none.
+    /// Counts a caller that was served from this source, and why no stored response did for it.
+    pub(super) fn count_served(&self, source: Source, forward: &Forward) {
+        let counters = &self.0.cache.core.counters;
+        counters.served(source);
+        match (source, forward) {
+            (Source::Hit | Source::Local | Source::Stale, _) => {}
+            (_, Forward::VaryMiss) => counters.missed_variant.add(),
+            (_, Forward::Stale) => counters.missed_stale.add(),
+            _ => {}
+        }
+    }
+
+    /// Adds the header, if that was asked for. A response to its caller alone has no source.
     pub(super) fn explained(
         &self,
         mut response: Response<ResponseBody>,
@@ -92,13 +103,6 @@ impl Http {
         source: Option<Source>,
         ttl: Option<i64>,
     ) -> Response<ResponseBody> {
-        let counters = &self.0.cache.core.counters;
-        match (source, forward) {
-            (None | Some(Source::Hit | Source::Local | Source::Stale), _) => {}
-            (_, Forward::VaryMiss) => counters.missed_variant.add(),
-            (_, Forward::Stale) => counters.missed_stale.add(),
-            _ => {}
-        }
         if self.0.tells_status {
             let status = format!("bellwether; {}", parameters(forward, source, ttl));
             if let Ok(status) = HeaderValue::try_from(status) {

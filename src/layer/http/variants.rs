@@ -188,7 +188,7 @@ impl Http {
         let local = Marker { generation, names: Vec::new() };
         let (http, without_lease) = (self.clone(), local.clone());
         // The load of a marker makes no call, so its callers share it as those of any cache do.
-        let sharing = Sharing { on_full: OnFull::Refuse, ..Sharing::default() };
+        let sharing = Sharing { on_full: OnFull::Refuse, is_uncounted: true, ..Sharing::default() };
         let request = self.0.cache.request(place.key.clone()).sharing(sharing, Duration::MAX);
         let flown = request.fly(move |lead| async move {
             let stale = lead.stale();

@@ -5,6 +5,7 @@ use super::prelude::*;
 /// An error type without any trait.
 struct Bare(usize);
 
+/// The others join the next flight, unless a rule of the cache says that the error is for all.
 #[tokio::test(start_paused = true)]
 async fn the_leader_gets_the_error_itself() {
     let calls = Arc::new(AtomicUsize::new(0));
@@ -13,14 +14,22 @@ async fn the_leader_gets_the_error_itself() {
         let call = counted.fetch_add(1, Ordering::SeqCst) + 1;
         sleep(DELAY).map(move |()| Err::<Response<Body>, _>(Bare(call)))
     });
-    let service = layer().layer(inner);
+    let service = layer().layer(inner.clone());
+    let asked = all((0..10).map(|_| spawn(service.clone().oneshot(get("/"))))).await;
+    let mut own: Vec<_> = asked.into_iter().map(|asked| asked.map(drop).unwrap_err().0).collect();
+    own.sort_unstable();
+    assert_eq!(own, (1..=10).collect::<Vec<_>>());
+
+    calls.store(0, Ordering::SeqCst);
+    let builder = builder().after_failure(|_| Some(AfterFailure::BACK_OFF));
+    let service = layer_of(builder).layer(inner);
     let asked = all((0..10).map(|_| spawn(service.clone().oneshot(get("/"))))).await;
     let mut own = Vec::new();
     for asked in asked {
         match asked {
             Err(Bare(call)) => own.push(call),
             Ok(answer) => {
-                assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+                assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
                 assert_eq!(answer.headers()["cache-control"], "no-store");
             }
         }

@@ -219,10 +219,17 @@ async fn a_timeout_outside_ends_the_wait_of_a_caller_and_not_the_load() {
 #[tokio::test(start_paused = true)]
 async fn the_load_limit_answers_all_callers_at_once() {
     let (inner, calls) = origin(&[]);
-    let stack = boxed(layer_of(builder().load_limit(DELAY / 2)).layer(inner));
+    // A late answer is one for all by a rule of the cache.
+    let limited = || builder().load_limit(DELAY / 2);
+    let ruled = limited().after_failure(|_| Some(AfterFailure::BACK_OFF));
+    let stack = boxed(layer_of(ruled).layer(inner.clone()));
     let begun = Instant::now();
     assert_eq!(statuses(&stack, 20, plain).await, [504; 20]);
     assert_eq!((calls.count(), begun.elapsed()), (1, DELAY / 2));
+    // Otherwise five callers lead one after the other, and the rest goes alone.
+    let stack = boxed(layer_of(limited()).layer(inner));
+    assert_eq!(statuses(&stack, 20, plain).await, [[200; 15].as_slice(), &[504; 5]].concat());
+    assert_eq!(calls.count(), 21);
     // A timeout inside is an error of the origin.
     let timeout = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, DELAY / 2);
     let stack = boxed(layer().layer(timeout.layer(origin(&[]).0)));
@@ -233,7 +240,8 @@ async fn the_load_limit_answers_all_callers_at_once() {
 async fn the_layer_answers_for_a_load_that_panics_and_catch_panic_for_the_rest() {
     let (inner, calls) = super::origin::origin(|_, _| Response::new(Body::empty()));
     let panics = boxed(inner.map_response(|_| -> Response<Body> { panic!("a handler") }));
-    let stack = boxed(CatchPanicLayer::new().layer(layer().layer(panics)));
+    let ruled = builder().after_failure(|_| Some(AfterFailure::BACK_OFF));
+    let stack = boxed(CatchPanicLayer::new().layer(layer_of(ruled).layer(panics)));
     assert_eq!(statuses(&stack, 20, plain).await, [502; 20]);
     assert_eq!(calls.count(), 1);
     assert_eq!(statuses(&stack, 5, own).await, [500; 5]);

@@ -17,6 +17,10 @@ pub(crate) type Layered = Bellwether<Inner, Http>;
 pub(crate) struct Calls(Arc<AtomicUsize>);
 
 impl Calls {
+    pub(crate) fn add(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
@@ -29,7 +33,7 @@ pub(crate) fn origin(
     let calls = Calls::default();
     let counted = calls.clone();
     let service = service_fn(move |request: Request<Body>| {
-        let call = counted.0.fetch_add(1, Ordering::SeqCst) + 1;
+        let call = counted.add();
         let answer = answer(call, &request);
         async move {
             tokio::time::sleep(DELAY).await;

@@ -153,7 +153,8 @@ async fn waiters_hold_no_readiness() {
 
 fn over_mock(cancels: bool) -> (Stack, Handle<Request<Body>, Response<Body>>) {
     let (inner, handle): (Mock<Request<Body>, Response<Body>>, _) = mock::pair();
-    let builder = builder().load_limit(SECOND);
+    // A service that is not ready is so for all.
+    let builder = builder().load_limit(SECOND).after_failure(|_| Some(AfterFailure::BACK_OFF));
     let builder = if cancels { builder.cancel_abandoned() } else { builder };
     (boxed(layer_of(builder).layer(inner)), handle)
 }
@@ -191,7 +192,8 @@ async fn a_service_that_never_gets_ready_is_a_timeout_for_all() {
     let (service, mut handle) = over_mock(false);
     handle.allow(0);
     assert_eq!(all([(); 5].map(|()| sending(&service, get("/")))).await, [504; 5]);
-    // The wait has ended, so a permit is for the next caller.
+    // The wait has ended, so a permit is for the next caller behind the pause.
+    sleep(DELAY * 2).await;
     handle.allow(1);
     let next = sending(&service, get("/"));
     answer(&mut handle).await;

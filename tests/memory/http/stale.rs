@@ -129,12 +129,7 @@ async fn a_stale_answer_stands_in_for_a_server_that_fails() {
         // The answer goes to its caller when the window is over.
         sleep(60 * SECOND).await;
         let answers = ask_all(&services, (0..4).map(|_| get("/"))).await;
-        let (own, others): (Vec<_>, _) =
-            answers.iter().partition(|answer| answer.text() == "failed");
-        assert!(own.iter().all(|answer| answer.status.as_u16() == status));
-        assert!(others.iter().all(|answer| answer.status.as_u16() == 503));
-        // A 500 may be due to its request, so each caller sends its own.
-        assert_eq!(own.len(), if status == 500 { 4 } else { 1 });
+        assert!(answers.iter().all(|answer| answer.status.as_u16() == status));
     }
 }
 
@@ -150,14 +145,16 @@ async fn a_stale_answer_stands_in_for_a_body_that_fails_and_for_a_panic() {
         response
     };
     let panics = || panic!("a handler");
-    for (inner, calls) in [failing(cacheable), failing(panics)] {
+    // A panic takes no time, so the other process may ask after it. A caller that comes to a broken
+    // body waits for the end of one more load.
+    for ((inner, calls), most) in [(failing(cacheable), 4), (failing(panics), 3)] {
         let services = two(&inner);
         ask(&services[0], get("/")).await;
         sleep(11 * SECOND).await;
         for answer in ask_all(&services, (0..6).map(|_| get("/"))).await {
             assert_eq!((answer.status, answer.text()), (StatusCode::OK, "good"));
         }
-        assert_eq!(calls.count(), 2);
+        assert!((2..=most).contains(&calls.count()), "{} calls", calls.count());
     }
 }
 
@@ -184,7 +181,7 @@ impl Hook<MemoryBackend> for Gate {
 async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
     const KEPT: &[(&str, &str)] = &[("cache-control", "max-age=10, stale-if-error=60")];
     const UNKEPT: &[(&str, &str)] = &[("cache-control", "max-age=10, stale-if-error=0")];
-    for (headers, status) in [(KEPT, 200), (UNKEPT, 502)] {
+    for (headers, is_kept) in [(KEPT, true), (UNKEPT, false)] {
         let (inner, mut feeds) = fed(headers);
         let gate = Gate::default();
         let backend = Interceptor { inner: MemoryBackend::new(), hook: gate.clone() };
@@ -208,9 +205,15 @@ async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
         sleep(DELAY).await;
         assert!(!late.is_finished());
         drop(held);
-        for answer in [early.await, late.await.unwrap()] {
-            assert_eq!(answer.status.as_u16(), status);
-            assert!(status == 502 || answer.text() == "good");
+        // The body that broke off was for others, so they share the next one.
+        let next = async {
+            if !is_kept {
+                feeds.recv().await.unwrap().send(data("good")).unwrap();
+            }
+        };
+        let (early, late, ()) = tokio::join!(early, late, next);
+        for answer in [early, late.unwrap()] {
+            assert_eq!((answer.status.as_u16(), answer.text()), (200, "good"));
         }
         assert!(feeds.try_recv().is_err(), "a further call");
     }
@@ -225,7 +228,8 @@ fn down(seconds: &str) -> Response<Body> {
 async fn the_service_is_left_alone_for_as_long_as_it_asks() {
     for (asked, kept) in [("20", 20), ("7200", 60)] {
         let (inner, calls) = failing(move || down(asked));
-        let service = layer_of(builder().stale_if_error(3600 * SECOND)).layer(inner);
+        let builder = builder().after_failure(|_| Some(AfterFailure::BACK_OFF));
+        let service = layer_of(builder.stale_if_error(3600 * SECOND)).layer(inner);
         ask(&service, get("/")).await;
         sleep(11 * SECOND).await;
         assert_eq!(ask(&service, get("/")).await.text(), "good");
@@ -370,7 +374,7 @@ async fn a_refresh_without_a_value_is_not_repeated_at_once() {
     }
 }
 
-/// A login wall, a takedown or a page that became private let the old response be served for its
+/// A login wall, or a page that became private let the old response be served for its
 /// whole window. RFC 9111, section 4.3.3.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_no_failure_ends_the_stale_response() {
@@ -392,14 +396,15 @@ async fn an_answer_that_is_no_failure_ends_the_stale_response() {
         (304, &[("cache-control", "no-store")]),
         (307, &[("location", "/login")]),
         (308, &[("location", "/"), ("cache-control", "max-age=60")]),
+        (404, &[("cache-control", "no-store")]),
+        (410, &[("cache-control", "private")]),
+    ];
+    // They may speak of their caller alone.
+    const STAYS: &[Head] = &[
         (400, &[("cache-control", "no-store")]),
         (401, &[("www-authenticate", "Basic")]),
         (403, &[("cache-control", "no-store")]),
-        (404, &[("cache-control", "no-store")]),
-        (410, &[("cache-control", "private")]),
         (451, &[("cache-control", "no-store")]),
-    ];
-    const STAYS: &[Head] = &[
         (408, &[]),
         (429, &[("retry-after", "1")]),
         (500, &[]),

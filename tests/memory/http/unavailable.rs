@@ -1,4 +1,5 @@
-//! A service that is unavailable is left alone, where no stale answer stands in for it.
+//! A service that is unavailable is left alone, where a rule of the cache says so, and no stale
+//! answer stands in for it.
 
 use bellwether::layer::InnerServiceError;
 use tokio::time::sleep_until;
@@ -20,6 +21,14 @@ fn ruled(
 
 /// The longest first pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The rule for a service whose failures are for all callers.
+const LEFT_ALONE: AfterFailure = AfterFailure::BackOff { first: FIRST_PAUSE, longest: SECOND };
+
+/// Returns two processes of one service that is left alone.
+fn left_alone(inner: &Inner) -> [Layered; 2] {
+    ruled(inner, Some(LEFT_ALONE), |layer| layer)
+}
 
 /// Returns the answer of an unavailable service to one user.
 fn refusal(status: u16) -> Response<Body> {
@@ -48,7 +57,7 @@ async fn ask_500(services: &[Layered]) -> (Vec<Answer>, Vec<Answer>) {
 async fn five_hundred_requests_are_one_call_of_an_unavailable_service() {
     for status in [502, 503, 504] {
         let (inner, calls) = origin(move |_, _| refusal(status));
-        let services: [_; 2] = processes(&inner, shared);
+        let services = left_alone(&inner);
         for services in [&services[..1], &services] {
             let before = calls.count();
             let (own, others) = ask_500(services).await;
@@ -57,32 +66,6 @@ async fn five_hundred_requests_are_one_call_of_an_unavailable_service() {
             assert_eq!(own[0].headers["set-cookie"], "session=1");
             others.iter().for_each(|answer| assert_of_layer(answer, "1"));
             sleep(SECOND).await;
-        }
-    }
-}
-
-/// One failure of many services is followed by a success.
-#[tokio::test(start_paused = true)]
-async fn the_first_failure_may_be_followed_by_a_call() {
-    for status in [502, 503, 504] {
-        let (inner, calls) = origin(move |_, _| refusal(status));
-        let (first, longest) = (SECOND, 5 * SECOND);
-        let rule = AfterFailure::BackOffFromSecond { first, longest };
-        let services = ruled(&inner, Some(rule), |layer| layer);
-        for round in 1..=2 {
-            let (_, others) = ask_500(&services).await;
-            assert_eq!((calls.count(), others.len()), (round, 499));
-            for answer in others {
-                let pauses = answer.headers.contains_key("retry-after");
-                let expected = if round == 1 { (status, "", false) } else { (503, "", true) };
-                assert_eq!((answer.status.as_u16(), answer.text(), pauses), expected);
-            }
-        }
-        // The other process knows of both.
-        for (pause, count) in [(first / 4, 2), (first, 3)] {
-            sleep(pause).await;
-            ask_all(&services, [get("/"), get("/")]).await;
-            assert_eq!(calls.count(), count);
         }
     }
 }
@@ -138,7 +121,7 @@ async fn pauses_grow_with_failures_in_a_row_and_the_first_success_ends_them() {
         true => refusal(503),
         false => reply(200, &[("cache-control", "max-age=1")], "well"),
     });
-    let services: [_; 2] = processes(&inner, shared);
+    let services = left_alone(&inner);
     for _ in 0..2 {
         is_down.store(true, Ordering::SeqCst);
         let (begun, before) = (Instant::now(), calls.count());
@@ -171,7 +154,7 @@ async fn the_service_is_not_called_before_its_retry_after() {
         1 => reply(503, &[("set-cookie", "session=1"), ("retry-after", "2")], "refused"),
         _ => reply(200, &[], "well"),
     });
-    let services: [_; 2] = processes(&inner, shared);
+    let services = left_alone(&inner);
     let begun = Instant::now();
     let (own, others) = ask_500(&services).await;
     assert_eq!(own.len(), 1);
@@ -206,7 +189,7 @@ async fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
         (&[("retry-after", later)], of_the_layer),
     ] {
         let headers = fields.to_vec();
-        let service = layer().layer(origin(move |_, _| reply(503, &headers, "refused")).0);
+        let [service, _] = left_alone(&origin(move |_, _| reply(503, &headers, "refused")).0);
         ask(&service, get("/")).await;
         let refused = ask(&service, get("/")).await;
         assert_eq!(refused.headers["retry-after"], expected, "{fields:?}");
@@ -217,7 +200,8 @@ async fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
 async fn a_process_without_its_backend_leaves_the_service_alone() {
     let (inner, calls) = origin(|_, _| refusal(503));
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
-    let service = http_layer(http_cache(faulty, "shop").build().unwrap()).layer(inner);
+    let cache = http_cache(faulty, "shop").after_failure(|_| Some(LEFT_ALONE)).build();
+    let service = http_layer(cache.unwrap()).layer(inner);
     for round in 1..=2 {
         let (own, others) = ask_500(std::slice::from_ref(&service)).await;
         assert_eq!(own.len(), 1);
@@ -231,7 +215,7 @@ async fn a_process_without_its_backend_leaves_the_service_alone() {
 #[tokio::test(start_paused = true)]
 async fn requests_that_pass_begin_and_meet_no_pause() {
     let (inner, calls) = origin(|_, _| refusal(503));
-    let services: [_; 2] = processes(&inner, |layer| shared(layer).cache_status());
+    let services = ruled(&inner, Some(LEFT_ALONE), |layer| layer.cache_status());
     let own = |at: usize| match at {
         0 => post(),
         1 => get_with(&[("cookie", "session=1")]),
@@ -274,17 +258,25 @@ async fn a_failure_for_one_user_concerns_no_other() {
     }
 }
 
-/// The failures of a user's requests counted as good answers, so the key never backed off.
+/// The failures of a user's requests counted as good answers, so the pauses never grew.
 #[tokio::test(start_paused = true)]
 async fn a_failure_for_one_user_ends_no_row_of_failures() {
-    let rule = AfterFailure::BackOffFromSecond { first: 10 * SECOND, longest: 10 * SECOND };
+    let rule = AfterFailure::BackOff { first: SECOND, longest: 60 * SECOND };
     let (inner, calls) = origin(|_, _| refusal(503));
     let services = ruled(&inner, Some(rule), |layer| layer.policy(Policy::rfc9111()));
-    for at in 0..5 {
+    for at in 0..4 {
         ask(&services[at % 2], get("/")).await;
-        ask(&services[at % 2], get_with(&[("authorization", "Basic YTpi")])).await;
+        assert_eq!(calls.count(), 2 * at + 1);
+        // The first one behind the pause is of a user.
+        while calls.count() == 2 * at + 1 {
+            sleep(DELAY).await;
+            ask(&services[at % 2], get_with(&[("authorization", "Basic YTpi")])).await;
+        }
     }
-    assert_eq!(calls.count(), 3);
+    ask(&services[0], get("/")).await;
+    sleep(7 * SECOND).await;
+    ask(&services[0], get("/")).await;
+    assert_eq!(calls.count(), 9, "the fifth pause is 8 s at least");
 }
 
 #[tokio::test(start_paused = true)]
