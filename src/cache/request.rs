@@ -274,26 +274,27 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let patience = Patience::new(&options);
             // Nothing but what the caller needs lives across a wait, so that its future is small.
             let mut looked = None;
-            if let Some(key_use) = begin_lone_look(&core, &key, &options) {
+            let lone = match begin_lone_look(&core, &key, &options) {
                 // In a box, which a caller that waits does not need.
-                match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
-                    LoneLook::Served(outcome) => return outcome,
-                    LoneLook::Refreshes(outcome, refresh) => {
-                        if let Some(work) = work.take() {
-                            refresh.begin(loader::boxed(work));
-                        }
-                        return outcome;
-                    }
-                    LoneLook::Loads(found) => looked = Some(found),
-                    LoneLook::NoTurn => {}
+                Some(key_use) => Box::pin(look_alone(&core, &key, &options, key_use)).await?,
+                None => LoneLook::NoTurn,
+            };
+            match lone {
+                LoneLook::Served(outcome) => return outcome,
+                LoneLook::Refreshes(outcome, refresh) => {
+                    refresh.begin(work.take().map(loader::boxed));
+                    return outcome;
                 }
+                LoneLook::Loads(found) => looked = Some(found),
+                LoneLook::NoTurn => {}
             }
             loop {
-                let joined = Flown::join(&core, &key, &mut options, &mut work, looked.take());
-                let Some(mut flown) = joined? else { break };
-                let landing = wait(patience.as_deref(), &core, &key, &mut flown, takes_heads).await;
+                let joined = InFlight::join(&core, &key, &mut options, &mut work, looked.take());
+                let Some(mut caller) = joined? else { break };
+                let landing =
+                    wait(patience.as_deref(), &core, &key, &mut caller, takes_heads).await;
                 if let Landing::Outcome(end) = landing {
-                    return for_caller(end, flown.leads);
+                    return for_caller(end, caller.leads);
                 }
             }
             // The cache is shut down, or a loader asks for a key that waits for it.
@@ -431,14 +432,14 @@ async fn look_alone<V: Clone + Send + Sync + 'static>(
 }
 
 /// A caller in a flight.
-struct Flown<V> {
+struct InFlight<V> {
     follower: Follower<Outcome<V>>,
     leads: bool,
     /// The wait of a loader, if the caller is one.
     _edge: Option<Edge>,
 }
 
-impl<V: Clone + Send + Sync + 'static> Flown<V> {
+impl<V: Clone + Send + Sync + 'static> InFlight<V> {
     /// Joins the flight of a key. A caller that leads gives its work and its options to a task.
     /// Returns `None` if the caller is to load alone: the cache is shut down, or the caller is a
     /// loader that would wait for itself.
@@ -498,11 +499,11 @@ fn wait<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,
     key: &Key,
-    flown: &mut Flown<V>,
+    caller: &mut InFlight<V>,
     takes_heads: bool,
 ) -> impl Future<Output = Landing<Outcome<V>>> {
-    let span = if flown.leads { Span::none() } else { spans::load(key) };
-    let follower = &mut flown.follower;
+    let span = if caller.leads { Span::none() } else { spans::load(key) };
+    let follower = &mut caller.follower;
     if patience.is_none() && span.is_disabled() {
         return Either::Left(follower.wait(takes_heads));
     }

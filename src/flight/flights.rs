@@ -18,7 +18,7 @@ use std::{
 use super::{
     cycle::current,
     lone::{KeyUse, KeyUses},
-    state::{Changed, Epoch, Found, Join, Landing, State},
+    state::{Epoch, Found, Join, Landing, State, StateChange},
     wakers::Registration,
 };
 use crate::{
@@ -249,7 +249,7 @@ impl<T> Flight<T> {
     }
 
     /// Changes the state, and wakes the followers for it.
-    fn change(&self, change: impl FnOnce(&mut State<T>) -> Changed<T>) {
+    fn change(&self, change: impl FnOnce(&mut State<T>) -> StateChange<T>) {
         let changed = change(&mut lock(&self.state));
         changed.tell();
     }

@@ -39,16 +39,16 @@ enum Phase<T> {
     /// The work runs, and there is no outcome yet.
     UnderWay,
     /// The work runs, and some followers have a head.
-    HeadLanded(Head<T>),
+    HeadLanded(FlightHead<T>),
     /// The work runs. A follower that takes a head and joined too late for this one joins anew.
-    HeadClosed(Head<T>),
+    HeadClosed(FlightHead<T>),
     Landed(Landed<T>),
     /// The last caller left before there was an outcome, and the work is to be cancelled.
     Abandoned,
 }
 
 /// An outcome for the followers that take a head and joined before `admitted`.
-struct Head<T> {
+struct FlightHead<T> {
     outcome: Arc<T>,
     admitted: Epoch,
 }
@@ -56,7 +56,7 @@ struct Head<T> {
 /// The end of the work.
 struct Landed<T> {
     /// The followers of the head that have not been polled since still have the head.
-    head: Option<Head<T>>,
+    head: Option<FlightHead<T>>,
     /// For the followers that joined before `epoch`.
     landing: Landing<Arc<T>>,
     epoch: Epoch,
@@ -129,19 +129,19 @@ pub(super) enum Found<T> {
 /// A change of the state, to be [told](Self::tell) without the lock. What the change has replaced
 /// is dropped there, because the drop of an outcome may run the code of a user.
 #[must_use]
-pub(super) struct Changed<T> {
+pub(super) struct StateChange<T> {
     followers: Vec<Option<Waker>>,
     before: Option<Phase<T>>,
     unused: Option<Arc<T>>,
 }
 
-impl<T> Default for Changed<T> {
+impl<T> Default for StateChange<T> {
     fn default() -> Self {
         Self { followers: Vec::new(), before: None, unused: None }
     }
 }
 
-impl<T> Changed<T> {
+impl<T> StateChange<T> {
     /// Wakes all followers.
     ///
     /// The first one to wake leads the next flight if this one had nothing for it. It is not the
@@ -234,7 +234,7 @@ impl<T> State<T> {
         }
     }
 
-    fn head(&self) -> Option<&Head<T>> {
+    fn head(&self) -> Option<&FlightHead<T>> {
         match &self.phase {
             Phase::HeadLanded(head) | Phase::HeadClosed(head) => Some(head),
             Phase::Landed(landed) => landed.head.as_ref(),
@@ -244,23 +244,23 @@ impl<T> State<T> {
 
     /// Lands the head, for the followers that take it and joined before the epoch. Landed again, it
     /// admits those that joined before the new epoch.
-    pub(super) fn land_head(&mut self, outcome: Arc<T>, epoch: Epoch) -> Changed<T> {
+    pub(super) fn land_head(&mut self, outcome: Arc<T>, epoch: Epoch) -> StateChange<T> {
         match &mut self.phase {
             Phase::UnderWay | Phase::Abandoned => {
-                self.change(Phase::HeadLanded(Head { outcome, admitted: epoch }))
+                self.change(Phase::HeadLanded(FlightHead { outcome, admitted: epoch }))
             }
             Phase::HeadLanded(head) => {
                 head.admitted = epoch.max(head.admitted);
-                Changed { unused: Some(outcome), ..self.woken() }
+                StateChange { unused: Some(outcome), ..self.woken() }
             }
             Phase::HeadClosed(_) | Phase::Landed(_) => {
-                Changed { unused: Some(outcome), ..Changed::default() }
+                StateChange { unused: Some(outcome), ..StateChange::default() }
             }
         }
     }
 
     /// Sends the followers on that joined too late for the head.
-    pub(super) fn close_head(&mut self) -> Changed<T> {
+    pub(super) fn close_head(&mut self) -> StateChange<T> {
         match replace(&mut self.phase, Phase::UnderWay) {
             Phase::HeadLanded(head) => self.phase = Phase::HeadClosed(head),
             other => self.phase = other,
@@ -269,7 +269,7 @@ impl<T> State<T> {
     }
 
     /// Lands for the followers that joined before the epoch.
-    pub(super) fn land(&mut self, landing: Landing<Arc<T>>, epoch: Epoch) -> Changed<T> {
+    pub(super) fn land(&mut self, landing: Landing<Arc<T>>, epoch: Epoch) -> StateChange<T> {
         let mut landed = Landed { head: None, landing, epoch, late: None };
         let mut unused = None;
         match replace(&mut self.phase, Phase::UnderWay) {
@@ -281,27 +281,27 @@ impl<T> State<T> {
             before => unused = Some(before),
         }
         self.phase = Phase::Landed(landed);
-        Changed { before: unused, ..self.woken() }
+        StateChange { before: unused, ..self.woken() }
     }
 
     /// Lands for the followers that joined too late for [`land`](Self::land).
-    pub(super) fn land_late(&mut self, landing: Landing<Arc<T>>) -> Changed<T> {
+    pub(super) fn land_late(&mut self, landing: Landing<Arc<T>>) -> StateChange<T> {
         match &mut self.phase {
             Phase::Landed(landed) if landed.late.is_none() => {
                 landed.late = Some(landing);
                 self.woken()
             }
-            _ => Changed { unused: landing.outcome(), ..Changed::default() },
+            _ => StateChange { unused: landing.outcome(), ..StateChange::default() },
         }
     }
 
-    fn change(&mut self, phase: Phase<T>) -> Changed<T> {
+    fn change(&mut self, phase: Phase<T>) -> StateChange<T> {
         let before = replace(&mut self.phase, phase);
-        Changed { before: Some(before), ..self.woken() }
+        StateChange { before: Some(before), ..self.woken() }
     }
 
-    fn woken(&mut self) -> Changed<T> {
-        Changed { followers: self.followers.take(), ..Changed::default() }
+    fn woken(&mut self) -> StateChange<T> {
+        StateChange { followers: self.followers.take(), ..StateChange::default() }
     }
 
     /// Returns whether the flight has landed, and followers wait that joined too late for that.

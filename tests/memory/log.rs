@@ -295,8 +295,14 @@ fn settings_that_mislead_are_advised_against() {
     assert_eq!(lines.with("`MemoryBackend::with_weight`").len(), 1);
     let http = bellwether::http_cache(MemoryBackend::new(), "misleading").build().unwrap();
     let layer = bellwether::BellwetherLayer::http(http).vary_by_header("x-tenant");
-    assert_eq!(lines.with("`vary_by_header`").len(), 0);
+    let of_header = "no header can have this name";
+    assert_eq!(lines.with(of_header).len(), 0);
     let _ = layer.vary_by_header("not a header!");
-    let logged = lines.with("`vary_by_header`");
-    assert!(logged.len() == 1 && logged[0].contains("not a header!"), "{logged:?}");
+    let logged = lines.with(of_header);
+    assert!(
+        logged.len() == 1
+            && logged[0].contains("vary_by_header")
+            && logged[0].contains("not a header!"),
+        "{logged:?}"
+    );
 }

@@ -61,9 +61,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard. A run without a flight asks without a turn: its caller may
-    /// stop polling, and would block the queue for all. So does one while the breaker is open,
-    /// because a turn would be kept for a whole time-out.
+    /// Waits for a turn to ask the shard. A run without a flight asks without a turn, because its
+    /// caller may stop polling, and would block the queue for all. Every run does so while the
+    /// breaker is open, because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         if self.leader.is_alone() {
             return None;

@@ -151,8 +151,11 @@ pub(super) struct DueRefresh<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> DueRefresh<V> {
-    pub(super) fn begin(self, work: Work<V>) {
-        self.run.begin_refresh(work, self.previous);
+    /// Begins the refresh. Without work there is none.
+    pub(super) fn begin(self, work: Option<Work<V>>) {
+        if let Some(work) = work {
+            self.run.begin_refresh(work, self.previous);
+        }
     }
 }
 
