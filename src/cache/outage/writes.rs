@@ -543,7 +543,8 @@ impl Drop for DeferredWrites {
     }
 }
 
-#[cfg(all(test, feature = "test-util"))]
+#[cfg(test)]
+#[cfg(feature = "test-util")]
 mod tests {
     use super::*;
     use crate::{
