@@ -13,10 +13,7 @@
 mod order;
 
 use std::{
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -55,8 +52,6 @@ const USUAL_ROW: usize = 1024;
 /// backend is away.
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
-    /// A row may be here. Until then, no answer replaces or ends one.
-    pub(super) has_rows: AtomicBool,
     /// The greatest weight of a copy. Without it one copy could displace all others.
     heaviest: usize,
     pub(super) order: Order,
@@ -149,7 +144,6 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             };
             Self {
                 rows: rows(weight, counters),
-                has_rows: AtomicBool::new(false),
                 heaviest: weight / 4,
                 order,
                 tier: settings.local.map(told),
@@ -285,7 +279,6 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     /// Keeps a row in place of the last one, if it is not too heavy and nothing newer has come.
     /// Returns whether it was kept.
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) -> bool {
-        self.has_rows.store(true, Ordering::Relaxed);
         ROW + key.text.len() + row.weight <= self.heaviest
             && self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)))
     }

@@ -82,6 +82,14 @@ impl<V> Decision<V> {
     }
 }
 
+/// A question to the backend for the entry of a key.
+struct Question<'a> {
+    key: &'a Key,
+    name: &'a Name,
+    /// Taken before the question is sent. `None` if the process keeps no copies.
+    fill: Option<Fill>,
+}
+
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the copy in this process, if it may be served.
     #[inline]
@@ -100,41 +108,17 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. [Keeps](Self::keeps_copies)
-    /// a copy of it.
+    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of the entry, if
+    /// that may be served later.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         if let Err(error) = self.writes_repeated(name).await {
             return self.no_entry(name, &error);
         }
-        let mut keeps = self.keeps_copies(&[]);
-        let (asked, mut answer) = loop {
-            let copies = self.copies.as_ref().filter(|_| keeps);
-            let asked = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
-            let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
-            let answer = self.store.read(name, aged).await;
-            let keeps_now = self.keeps_copies(slice::from_ref(&answer));
-            if keeps_now == keeps {
-                break (asked, answer);
-            }
-            keeps = keeps_now;
-        };
-        self.judge(key, &mut answer).await;
-        self.end_read((key, name), rules, asked, answer)
-    }
-
-    /// Returns whether reads keep copies: from the first entry on that has windows, or the first
-    /// copy that an answer may replace. Until then none is of use. The answers that tell of it are
-    /// asked for once more, since a copy is kept only if nothing has changed since its question.
-    fn keeps_copies(&self, answers: &[Answered]) -> bool {
-        let mut windows = answers.iter().flatten().flatten().filter_map(|entry| entry.windows);
-        let mut asks_age = self.asks_age.load(Ordering::Relaxed);
-        if !asks_age && windows.any(|windows| !windows.is_fresh_only()) {
-            // From here on, reads also ask for the age at once.
-            self.asks_age.store(true, Ordering::Relaxed);
-            asks_age = true;
-        }
         let copies = self.copies.as_ref();
-        copies.is_some_and(|copies| asks_age || copies.has_rows.load(Ordering::Relaxed))
+        let fill = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
+        let mut answer = self.store.read(name, self.asks_age(rules)).await;
+        self.judge(key, &mut answer).await;
+        self.end_read(Question { key, name, fill }, rules, answer)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
@@ -148,21 +132,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if !self.writes.is_empty() {
             unrepeated = join_all(names.iter().map(|name| self.writes_repeated(name))).await;
         }
-        let mut keeps = self.keeps_copies(&[]);
-        let (asked, mut answers) = loop {
-            let (now, copies) = (Instant::now(), self.copies.as_ref().filter(|_| keeps));
-            let begin = |name| copies.map(|copies| copies.begin(&*self.store, name, now));
-            let asked: Vec<_> = names.iter().map(begin).collect();
-            let aged = rules.aged || self.asks_age.load(Ordering::Relaxed);
-            let answers = match self.store.get_many(names, aged).await {
-                Ok(answers) => answers,
-                Err(error) => names.iter().map(|_| Err(error.clone())).collect(),
-            };
-            let keeps_now = self.keeps_copies(&answers);
-            if keeps_now == keeps {
-                break (asked, answers);
-            }
-            keeps = keeps_now;
+        let now = Instant::now();
+        let mut questions = Vec::with_capacity(names.len());
+        for (key, name) in keys.iter().zip(names) {
+            let copies = self.copies.as_ref();
+            let fill = copies.map(|copies| copies.begin(&*self.store, name, now));
+            questions.push(Question { key, name, fill });
+        }
+        let mut answers = match self.store.get_many(names, self.asks_age(rules)).await {
+            Ok(answers) => answers,
+            Err(error) => vec![Err(error); names.len()],
         };
         for (answer, repeated) in answers.iter_mut().zip(unrepeated) {
             if let Err(error) = repeated {
@@ -170,25 +149,33 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
         }
         self.judge_all(keys, &mut answers).await;
-        let each = keys.iter().copied().zip(names).zip(asked).zip(answers);
-        let decide =
-            |(((key, name), asked), answer)| self.end_read((key, name), rules, asked, answer);
-        each.map(decide)
+        let answered = questions.into_iter().zip(answers);
+        answered.map(|(question, answer)| self.end_read(question, rules, answer))
+    }
+
+    /// Returns whether a read asks for the age of its entry at once.
+    fn asks_age(&self, rules: &Rules) -> bool {
+        rules.aged || self.asks_age.load(Ordering::Relaxed)
     }
 
     fn end_read(
         &self,
-        (key, name): (&Key, &Name),
+        question: Question<'_>,
         rules: &Rules,
-        asked: Option<Fill>,
         mut answer: Answered,
     ) -> Decision<V> {
+        let Question { key, name, fill } = question;
         let mut size = 0;
         if let Ok(Some(entry)) = &answer {
             size = entry.payload.len();
+            let has_more = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
+            if has_more && !self.asks_age.load(Ordering::Relaxed) {
+                // The backend asked once more for the age. From here on, reads ask for it at once.
+                self.asks_age.store(true, Ordering::Relaxed);
+            }
         }
         let decision = self.decide(name, rules, &mut answer);
-        let Some((copies, asked)) = self.copies.as_ref().zip(asked) else { return decision };
+        let (Some(copies), Some(fill)) = (&self.copies, fill) else { return decision };
         let value = match &decision {
             Decision::Served(loaded, _) => Some(&loaded.value),
             Decision::Old(previous) => Some(&previous.loaded.value),
@@ -198,7 +185,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             matches!(&decision, Decision::Served(Loaded { source: Source::Hit, .. }, None));
         match (answer, value) {
             (Ok(Some(entry)), Some(value)) => {
-                copies.note(asked, key, (entry, size), value, is_hit, rules);
+                copies.note(fill, key, (entry, size), value, is_hit, rules);
             }
             (Ok(Some(_)), None) => copies.remove(key),
             _ if matches!(decision, Decision::Unanswered(_)) => {}

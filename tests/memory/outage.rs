@@ -292,7 +292,7 @@ fn other(scene: &Scene) -> Cache<u64> {
     stale(Cache::builder(backend, "bellwether").ttl(TTL)).build().unwrap()
 }
 
-/// Reads keep copies from the first entry on that has windows. That one is kept as well.
+/// A process knows of windows only by its first answer. It asks once, and remembers that answer.
 #[tokio::test(start_paused = true)]
 async fn the_first_values_that_were_seen_are_remembered() {
     let keys: Vec<_> = (0..100).map(|number| format!("k{number}")).collect();
@@ -305,6 +305,7 @@ async fn the_first_values_that_were_seen_are_remembered() {
             [key] => drop(scene.cache.get(key).await),
             _ => drop(scene.cache.get_many(asked).await),
         }
+        assert_eq!(scene.faulty.count(Op::Get), asked.len());
         scene.leave(Fault::Refuse);
         for key in asked {
             assert_eq!(scene.ask(key).await, (50, Source::Degraded));
