@@ -1,15 +1,19 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
 //! - `look` reads the entry, and claims the lease unless the entry is good enough.
-//! - `load` runs the loader, under the lease or without one. It ends the lease, with a value or a
-//!   failure.
+//! - `produce` runs the loader, under the lease or without one, and `made` is what it has made.
+//! - `load` is a load under its lease. `commit` ends it with a value, `failure` with an error.
 //!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
 //! of this process are served what it loaded.
 
+mod commit;
+mod failure;
 mod load;
 mod look;
+mod made;
+mod produce;
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
