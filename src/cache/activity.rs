@@ -77,7 +77,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// If the future is dropped, there are no more answers. Call this again to go on.
     pub fn answer_top(&self) -> impl Future<Output = ()> + Send + 'static + use<V> {
         let core = Arc::downgrade(&self.core);
-        let backend = self.core.engine.backend.clone();
+        let backend = self.core.backend.store.clone();
         let namespace = self.core.settings.namespace.clone();
         let id = Owner::fresh().to_string();
         let answering = self.core.activity.answering.clone();

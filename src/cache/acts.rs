@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use super::{
     Cache, Loaded,
-    core::Core,
+    core::{CacheBackend, Core},
     freshness::{self, Rules, Window},
     outage::WriteTarget,
     read::Decision,
@@ -77,7 +77,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     async fn end(&self, key: Key, edit: Edit) -> Result<u64, Error> {
         let core = &self.core;
         let name = core.name(&key)?;
-        core.invalidations.count(&key);
+        core.local.invalidations.count(&key);
         core.edit(&key, &name, &edit).await
     }
 
@@ -128,14 +128,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
-        let mut answer = core.store.read(&name, true).await;
+        let mut answer = core.backend.store.read(&name, true).await;
         core.judge(&key, &mut answer).await;
         let (entry, bytes) = match answer?.map(|entry| entry.without_payload()) {
             Some((entry, bytes)) => (Some(entry), bytes),
             None => (None, 0),
         };
         let (state, remaining) = entry.as_ref().map_or((EntryState::Missing, None), state);
-        let load = core.store.inspect(&name, SemaphoreKind::Mutex).await?;
+        let load = core.backend.store.inspect(&name, SemaphoreKind::Mutex).await?;
         Ok(Explanation { state, remaining, entry, bytes, load })
     }
 }
@@ -198,27 +198,29 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Gives a tag its next number, or the tag of all values.
     async fn end_tag(&self, tag: Option<&str>, end: TagEnd) -> Result<(), Error> {
-        self.tags.check(tag.map(Arc::from).as_slice())?;
+        let tags = &self.local.tags;
+        tags.check(tag.map(Arc::from).as_slice())?;
         let tag = tag.unwrap_or_default();
         let target = WriteTarget::Tag(tag.into());
-        let ended = match Box::pin(self.writes.repeated(&target)).await {
-            Ok(()) => self.in_time(self.store.end_tag(&self.tags.name, tag, end)).await,
+        let CacheBackend { store, writes, .. } = &self.backend;
+        let answer = match Box::pin(writes.repeated(&target)).await {
+            Ok(()) => self.in_time(store.end_tag(&tags.name, tag, end)).await,
             Err(error) => Err(error),
         };
-        let ended = match ended {
+        let ended = match answer {
             Ok(number) => {
-                self.tags.note(tag, number);
+                tags.note(tag, number);
                 Ok(())
             }
             Err(error) => {
                 let failed = self.deferred(target, end, error);
-                // It may have ended. So nothing is kept that may have the tag.
-                self.copies.iter().for_each(|copies| copies.forget_all());
+                // The tag may have ended. So nothing is kept that may have it.
+                self.local.forget_copies();
                 Err(failed)
             }
         };
-        self.flights.detach_all();
-        self.watches.each(Tap::lost);
+        self.loads.flights.detach_all();
+        self.local.watches.each(Tap::lost);
         ended
     }
 }

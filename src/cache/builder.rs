@@ -1,21 +1,12 @@
 //! The builder of a cache.
 
-use std::{
-    sync::{Arc, Once, atomic::AtomicBool},
-    time::Duration,
-};
-
-use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Cache, Codec, EarlyRefresh, Json, LocalTier,
     activity::Activity,
-    core::Core,
+    core::{CacheBackend, Core, EntryFormat, Loads, LocalState},
     failures::{AfterFailure, ErrorCodec, Failures},
-    local::{LocalStore, Watches},
-    notes::{Invalidations, Refreshes},
-    outage::DeferredWrites,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
 };
@@ -23,12 +14,10 @@ use crate::{
     advice,
     backend::Store,
     error::Error,
-    flight::Flights,
     key::Namespace,
-    lease::{Engine, RetryStrategy, try_limit},
+    lease::RetryStrategy,
     meter::Meter,
-    observe::{Counters, Rarely},
-    shards::Shards,
+    observe::Counters,
 };
 
 /// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
@@ -225,39 +214,18 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         settings.check()?;
         settings.advise(self.store.is_shared());
         advice::built::<V>(self.store.is_shared(), &settings.namespace, settings.schema);
-        let engine = Engine::new(self.store.clone());
+        let counters = Arc::<Counters>::default();
         let tags = Arc::new(Tags::new(&settings));
-        let (counters, begun) = (Arc::<Counters>::default(), TaskTracker::new());
-        let try_limit = try_limit(settings.retry.as_ref(), engine.backend.as_ref());
-        let fence_life = settings.lease * 2 + Duration::from_secs(5);
-        let name_of_tags = tags.name.clone();
+        let backend = CacheBackend::new(self.store, &settings, tags.name.clone());
+        let local = LocalState::new(&settings, backend.store.as_ref(), tags, &counters);
         let core = Core {
-            try_limit,
-            fence_life,
-            engine,
-            writes: DeferredWrites::new(self.store.clone(), name_of_tags, try_limit, fence_life),
-            copies: LocalStore::of(&settings, self.store.as_ref(), &tags, &counters),
-            tags,
-            store: self.store,
-            tag: u32::from(settings.schema) << 16 | u32::from(self.codec.tag()),
-            codec: Arc::new(self.codec),
-            flights: Flights::new(settings.cancels_abandoned, settings.max_waiters, begun.clone()),
-            abort: CancellationToken::new(),
-            begun,
-            loads: Arc::new(Semaphore::new(settings.max_loads)),
+            backend,
+            format: EntryFormat::new(self.codec, settings.schema, self.is_negative),
+            loads: Loads::new(&settings, self.failures),
+            local,
             counters,
             meter: Meter::default(),
             activity: Activity::default(),
-            shards: Shards::default(),
-            asks_age: AtomicBool::new(settings.local.is_some()),
-            undecodable: Rarely::default(),
-            unstorable: Rarely::default(),
-            short_lived: Once::new(),
-            refreshes: Refreshes::default(),
-            failures: self.failures,
-            watches: Watches::default(),
-            invalidations: Invalidations::default(),
-            is_negative: self.is_negative,
             settings,
         };
         Ok(Cache { core: Arc::new(core) })

@@ -99,7 +99,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 return Err(Error::new(ErrorKind::Overloaded, words));
             }
             let (keys, ids): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-            let looks = match cache.core.begun.is_closed() {
+            let looks = match cache.core.loads.begun.is_closed() {
                 false => read_many(&cache.core, &keys).await,
                 true => keys.iter().map(|_| None).collect(),
             };
@@ -224,10 +224,10 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let (mut places, mut asked, mut names) =
             (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
         for (key, answer) in keys.iter().zip(answers) {
-            if let Some(copy) = core.local(&key.text, options) {
+            if let Some(copy) = core.local_copy(&key.text, options) {
                 *answer = Some(Decision::Served(copy, None));
             } else if let Ok(name) = core.name(key)
-                && !core.shards.of(core.store.shard(&name)).breaker.is_troubled()
+                && !core.backend.shard_of(&name).breaker.is_troubled()
             {
                 places.push(answer);
                 asked.push(key);
@@ -237,7 +237,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let decisions = core.read_many(&asked, &names, &options.rules).await;
         let mut failed: Vec<Arc<Shard>> = Vec::new();
         for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
-            let shard = core.shards.of(core.store.shard(name));
+            let shard = core.backend.shard_of(name);
             // One silence is one failure, for however many keys.
             if let Decision::Unanswered(error) = &decision
                 && !failed.iter().any(|it| Arc::ptr_eq(it, &shard))
@@ -344,7 +344,7 @@ where
 
     /// Loads the ids that wait when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
-        let limit = self.core.engine.backend.time_limit().unwrap_or(DECISION_LIMIT);
+        let limit = self.core.backend.store.time_limit().unwrap_or(DECISION_LIMIT);
         let mut looks = 0;
         while all.undecided.load(Ordering::Acquire) > 0 && looks < LOOKS {
             looks = match timeout(limit / LOOKS, all.decided.notified()).await {

@@ -211,7 +211,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let key = key.into();
         self.core.activity.note(&key);
         let options = &self.core.settings.options;
-        if let Some(copy) = self.core.local(&key.text, options) {
+        if let Some(copy) = self.core.local_copy(&key.text, options) {
             self.core.counters.served(copy.source);
             return Ok(Some(copy.value));
         }
@@ -222,7 +222,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
     /// Asks no backend, and starts nothing.
     pub fn get_local(&self, key: &str) -> Option<V> {
-        let copy = self.core.local(key, &self.core.settings.options)?;
+        let copy = self.core.local_copy(key, &self.core.settings.options)?;
         self.core.activity.note(key);
         self.core.counters.served(Source::Local);
         Some(copy.value)
@@ -272,27 +272,27 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
-        core.flights.close();
-        core.engine.janitor.stop();
+        core.loads.flights.close();
+        core.backend.engine.janitor.stop();
         // No caller waits for the refreshes in the background.
-        core.refreshes.stop.cancel();
-        let answers = core.try_limit.saturating_mul(2);
-        let loads = timeout(deadline, core.begun.wait());
-        let (loads, ()) = tokio::join!(loads, core.writes.try_again(deadline));
+        core.loads.refreshes.stop.cancel();
+        let answers = core.backend.try_limit.saturating_mul(2);
+        let loads = timeout(deadline, core.loads.begun.wait());
+        let (loads, ()) = tokio::join!(loads, core.backend.writes.try_again(deadline));
         if loads.is_err() {
-            core.abort.cancel();
+            core.loads.abort.cancel();
             // The user may hold a load, and not look whether it is lost.
-            let _ = timeout(answers, core.begun.wait()).await;
+            let _ = timeout(answers, core.loads.begun.wait()).await;
         }
         // A release that the backend does not answer ends by itself, with its lease.
-        core.engine.shutdown(answers).await;
+        core.backend.engine.shutdown(answers).await;
     }
 }
 
 impl<V> Cache<V> {
     /// Returns a number that each invalidation of the key by this process makes greater.
     pub(crate) fn invalidations(&self, key: &Key) -> u64 {
-        self.core.invalidations.so_far(key)
+        self.core.local.invalidations.so_far(key)
     }
 }
 

@@ -117,7 +117,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         mut entry: Entry,
         value: &V,
     ) {
-        let Some(copies) = &self.copies else { return };
+        let Some(copies) = &self.local.copies else { return };
         if entry.kind != EntryKind::Value || shard.breaker.outage() != Some(outage) {
             return;
         }
@@ -133,18 +133,20 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         rules: &Rules,
         outage: Outage,
     ) -> Option<Decision<V>> {
-        let (row, entry) = self.copies.as_ref()?.recall(key, outage)?;
+        let (row, entry) = self.local.copies.as_ref()?.recall(key, outage)?;
         let fence = entry.fence;
         if fence < rules.least_fence {
             return None;
         }
-        let record = match row.remembered.is_of_backend() {
-            true => Record::of(&entry),
-            false => Record::unstored(&entry),
+        let record = if row.remembered.is_of_backend() {
+            Record::of(&entry)
+        } else {
+            Record::unstored(&entry)
         };
         let loaded = Loaded { value: row.value.clone(), source: Source::Degraded, record };
-        let delay = |window| self.refreshes.delay(name, fence, window);
-        Some(match freshness::decide(&entry, rules, delay) {
+        let refreshes = &self.loads.refreshes;
+        let window = freshness::decide(&entry, rules, |window| refreshes.delay(name, fence, window));
+        Some(match window {
             Window::OnError | Window::Over => Decision::Old(Previous::new(&entry, rules, loaded)),
             _ => Decision::Served(loaded, None),
         })

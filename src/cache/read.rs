@@ -5,7 +5,8 @@ use std::{
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     slice,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -23,7 +24,7 @@ use super::{
     settings::Options,
 };
 use crate::{
-    backend::{Entry, EntryKind, Tagged, Windows},
+    backend::{Entry, EntryKind, TagEnd, Tagged, Windows},
     error::{BackendError, BackendErrorKind, BoxError, Chain, Error},
     key::{Key, Name},
     observe::Counters,
@@ -90,17 +91,24 @@ struct Question<'a> {
     fill: Option<Fill>,
 }
 
+/// An answer whose entry has tags.
+struct TaggedAnswer<'a> {
+    key: &'a Key,
+    answer: &'a mut Answered,
+    tagged: Arc<Tagged>,
+    /// How a deferred write ends one of the tags.
+    deferred: Option<TagEnd>,
+}
+
 impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Returns the copy in this process, if it may be served.
     #[inline]
-    pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
-        let copies = self.copies.as_ref()?;
+    pub(super) fn local_copy(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+        let copies = self.local.copies.as_ref()?;
         let tier = copies.tier?;
-        let delay = |fence, window| {
-            let name = self.name(&key.into());
-            name.map_or(window, |name| self.refreshes.delay(&name, fence, window))
-        };
-        let row = copies.get(tier, key, &options.rules, delay)?;
+        let row = copies.get(tier, key, &options.rules, |fence, window| {
+            self.delay_of_copy(key, fence, window)
+        })?;
         if row.entry.fence < options.rules.least_fence {
             return None;
         }
@@ -108,15 +116,23 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
+    /// Returns how long this process leaves the refresh of a copy to others, within a window.
+    fn delay_of_copy(&self, key: &str, fence: u64, window: Duration) -> Duration {
+        match self.name(&key.into()) {
+            Ok(name) => self.loads.refreshes.delay(&name, fence, window),
+            Err(_) => window,
+        }
+    }
+
     /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of the entry, if
     /// that may be served later.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
-        if let Err(error) = self.writes_repeated(name).await {
+        if let Err(error) = self.backend.writes_repeated(name).await {
             return self.no_entry(name, &error);
         }
-        let copies = self.copies.as_ref();
-        let fill = copies.map(|copies| copies.begin(&*self.store, name, Instant::now()));
-        let mut answer = self.store.read(name, self.asks_age(rules)).await;
+        let copies = self.local.copies.as_ref();
+        let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, Instant::now()));
+        let mut answer = self.backend.store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
         self.end_read(Question { key, name, fill }, rules, answer)
     }
@@ -129,17 +145,17 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
         let mut unrepeated = Vec::new();
-        if !self.writes.is_empty() {
-            unrepeated = join_all(names.iter().map(|name| self.writes_repeated(name))).await;
+        if !self.backend.writes.is_empty() {
+            unrepeated = join_all(names.iter().map(|name| self.backend.writes_repeated(name))).await;
         }
         let now = Instant::now();
         let mut questions = Vec::with_capacity(names.len());
         for (key, name) in keys.iter().zip(names) {
-            let copies = self.copies.as_ref();
-            let fill = copies.map(|copies| copies.begin(&*self.store, name, now));
+            let copies = self.local.copies.as_ref();
+            let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, now));
             questions.push(Question { key, name, fill });
         }
-        let mut answers = match self.store.get_many(names, self.asks_age(rules)).await {
+        let mut answers = match self.backend.store.get_many(names, self.backend.asks_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => vec![Err(error); names.len()],
         };
@@ -153,11 +169,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         answered.map(|(question, answer)| self.end_read(question, rules, answer))
     }
 
-    /// Returns whether a read asks for the age of its entry at once.
-    fn asks_age(&self, rules: &Rules) -> bool {
-        rules.aged || self.asks_age.load(Ordering::Relaxed)
-    }
-
     fn end_read(
         &self,
         question: Question<'_>,
@@ -168,14 +179,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let mut size = 0;
         if let Ok(Some(entry)) = &answer {
             size = entry.payload.len();
-            let has_more = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
-            if has_more && !self.asks_age.load(Ordering::Relaxed) {
-                // The backend asked once more for the age. From here on, reads ask for it at once.
-                self.asks_age.store(true, Ordering::Relaxed);
-            }
+            self.backend.note_read(entry);
         }
         let decision = self.decide(name, rules, &mut answer);
-        let (Some(copies), Some(fill)) = (&self.copies, fill) else { return decision };
+        let (Some(copies), Some(fill)) = (&self.local.copies, fill) else { return decision };
         let value = match &decision {
             Decision::Served(loaded, _) => Some(&loaded.value),
             Decision::Old(previous) => Some(&previous.loaded.value),
@@ -198,7 +205,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// in this process.
     pub(super) fn take_payload(&self, entry: &mut Entry) -> Bytes {
         let payload = mem::take(&mut entry.payload);
-        if self.codec.is_for_loader_only(&payload) {
+        if self.format.codec.is_for_loader_only(&payload) {
             entry.windows = entry.windows.map(|windows| Windows::fresh(windows.fresh));
         }
         payload
@@ -215,24 +222,28 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Asks what the ends of their tags say of some entries, with one question, and notes it in the
     /// entries. An error takes the place of an answer.
     pub(super) async fn judge_all(&self, keys: &[&Key], answers: &mut [Answered]) {
-        let tagged = |answer: &'_ Answered| answer.as_ref().ok()?.as_ref()?.tagged.clone();
-        let tagged: Vec<_> = answers.iter().map(tagged).collect();
-        let which: Vec<_> = tagged.iter().flatten().flat_map(|tagged| tagged.all()).collect();
-        if which.is_empty() {
+        let mut judged = Vec::new();
+        let mut tags = Vec::new();
+        for (key, answer) in keys.iter().zip(answers) {
+            let Ok(Some(Entry { tagged: Some(tagged), .. })) = answer else { continue };
+            let tagged = tagged.clone();
+            tags.extend(tagged.all());
+            // Before the question: an end that is repeated meanwhile is in no answer.
+            let deferred = self.backend.writes.end_of(&tagged);
+            judged.push(TaggedAnswer { key, answer, tagged, deferred });
+        }
+        if judged.is_empty() {
             return;
         }
-        let deferred = |tagged: &Option<Arc<Tagged>>| self.writes.end_of(tagged.as_ref()?);
-        // Before the question: an end that is repeated meanwhile is in no answer.
-        let deferred: Vec<_> = tagged.iter().map(deferred).collect();
-        let ends = self.store.tag_ends(&self.tags.name, &which).await;
+        let ends = self.backend.store.tag_ends(&self.local.tags.name, &tags).await;
+        // They lie in the order of the tags.
         let mut ends = ends.map(IntoIterator::into_iter);
-        let tagged = tagged.into_iter().zip(deferred);
-        for ((key, answer), (tagged, deferred)) in keys.iter().zip(answers).zip(tagged) {
-            let (Some(tagged), Ok(Some(entry))) = (tagged, &mut *answer) else { continue };
+        for TaggedAnswer { key, answer, tagged, deferred } in judged {
             match &mut ends {
                 Ok(ends) => {
-                    if let Some(end) = tagged.end(ends).max(deferred) {
-                        self.drop_copy(key);
+                    let end = tagged.end(ends).max(deferred);
+                    if let (Some(end), Ok(Some(entry))) = (end, answer) {
+                        self.local.drop_copy(key);
                         entry.end_by_tag(end);
                     }
                 }
@@ -249,7 +260,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Ok(None) => return Decision::Miss { seen: 0 },
             Err(error) => return self.no_entry(name, error),
         };
-        if self.writes.is_old(name, entry) {
+        if self.backend.writes.is_old(name, entry) {
             return Decision::Miss { seen: entry.fence };
         }
         match entry.kind {
@@ -260,38 +271,54 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let Some(value) = self.decoded(name, entry) else {
             return Decision::Miss { seen: entry.fence };
         };
-        let delay = |window| self.refreshes.delay(name, entry.fence, window);
-        let window = freshness::decide(entry, rules, delay);
-        let is_stale = matches!(window, Window::Stale | Window::Deferred);
-        let source = if is_stale { Source::Stale } else { Source::Hit };
-        let loaded = |value| Loaded { value, source, record: Record::of(entry) };
-        let previous = |value| {
-            let record = Record::of(entry);
-            Previous::new(entry, rules, Loaded { value, source: Source::Stale, record })
-        };
+        let refreshes = &self.loads.refreshes;
+        let window =
+            freshness::decide(entry, rules, |window| refreshes.delay(name, entry.fence, window));
+        let record = Record::of(entry);
+        let hit = Loaded { value, source: Source::Hit, record };
         match window {
-            Window::Fresh | Window::Deferred => Decision::Served(loaded(value), None),
-            Window::Early | Window::Stale => {
-                Decision::Served(loaded(value.clone()), Some(previous(value)))
+            Window::Fresh => Decision::Served(hit, None),
+            Window::Early => {
+                let previous = Previous::new(entry, rules, stale(hit.clone()));
+                Decision::Served(hit, Some(previous))
             }
-            Window::OnError | Window::Over => Decision::Old(previous(value)),
+            Window::Deferred => Decision::Served(stale(hit), None),
+            Window::Stale => {
+                let served = stale(hit);
+                let previous = Previous::new(entry, rules, served.clone());
+                Decision::Served(served, Some(previous))
+            }
+            Window::OnError | Window::Over => {
+                Decision::Old(Previous::new(entry, rules, stale(hit)))
+            }
         }
     }
 
     /// Takes the value out of an entry. Returns `None` if it cannot be decoded.
     pub(super) fn decoded(&self, name: &Name, entry: &mut Entry) -> Option<V> {
-        let is_own = entry.tag == self.tag;
-        let decode = AssertUnwindSafe(|| self.codec.decode(self.take_payload(entry)));
-        let decoded = match is_own {
-            // Otherwise an entry that panics would be in the way of its own reload.
-            true => catch_unwind(decode)
-                .unwrap_or_else(|panic| Err(loader::panicked(panic.as_ref()).into())),
-            false => Err("it has another schema or codec; give each type its own namespace".into()),
+        let decoded = if entry.tag == self.format.tag {
+            self.decode(entry)
+        } else {
+            Err("it has another schema or codec; give each type its own namespace".into())
         };
-        let warn = |error: &BoxError| {
-            self.undecodable(name, &**error, "an entry cannot be decoded and counts as missing");
-        };
-        decoded.inspect_err(warn).ok()
+        match decoded {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let words = "an entry cannot be decoded and counts as missing";
+                self.undecodable(name, &*error, words);
+                None
+            }
+        }
+    }
+
+    /// Decodes an entry. A codec that panics fails: otherwise the entry would be in the way of its
+    /// own reload.
+    fn decode(&self, entry: &mut Entry) -> Result<V, BoxError> {
+        let decode = AssertUnwindSafe(|| self.format.codec.decode(self.take_payload(entry)));
+        match catch_unwind(decode) {
+            Ok(decoded) => decoded,
+            Err(panic) => Err(loader::panicked(panic.as_ref()).into()),
+        }
     }
 
     /// Decides about an error. Stored bytes that are no entry count as missing.
@@ -307,10 +334,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Counts stored bytes that are of no use.
     fn undecodable(&self, name: &Name, error: &(dyn StdError + 'static), words: &str) {
         let error = Chain(error);
-        match self.undecodable.first() {
-            true => tracing::warn!(?name, %error, "{words}"),
-            false => tracing::debug!(?name, %error, "{words}"),
+        if self.format.undecodable.first() {
+            tracing::warn!(?name, %error, "{words}");
+        } else {
+            tracing::debug!(?name, %error, "{words}");
         }
         self.counters.undecodable.add();
     }
+}
+
+fn stale<V>(loaded: Loaded<V>) -> Loaded<V> {
+    Loaded { source: Source::Stale, ..loaded }
 }

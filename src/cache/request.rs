@@ -124,18 +124,18 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// is none has a life of its own. An entry from before an outage may count as old.
     async fn look_to_touch(&self, name: &Name) -> Result<Option<Touchable<V>>, Error> {
         let Self { core, key, .. } = self;
-        if !core.tags.is_on && core.is_negative.is_none() && !core.writes.has_old() {
+        if !core.local.tags.is_on && core.format.is_negative.is_none() && !core.backend.writes.has_old() {
             return Ok(Some(Touchable { seen: 0, value: None }));
         }
-        core.writes_repeated(name).await?;
-        let mut stored = core.in_time(core.store.get(name)).await;
+        core.backend.writes_repeated(name).await?;
+        let mut stored = core.in_time(core.backend.store.get(name)).await;
         core.judge(key, &mut stored).await;
         let Some(mut entry) = stored? else { return Ok(None) };
-        if entry.has_ended() || core.writes.is_old(name, &entry) {
+        if entry.has_ended() || core.backend.writes.is_old(name, &entry) {
             return Ok(None);
         }
         let seen = entry.fence;
-        if core.is_negative.is_none() || entry.kind != EntryKind::Value {
+        if core.format.is_negative.is_none() || entry.kind != EntryKind::Value {
             return Ok(Some(Touchable { seen, value: None }));
         }
         let value = core.decoded(name, &mut entry);
@@ -220,12 +220,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, options } = self;
-        if let Some(loaded) = core.local(&key.text, &options) {
+        if let Some(loaded) = core.local_copy(&key.text, &options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
         let run = Run::alone(&core, &key, options, RunStart::Look)?;
-        if core.begun.is_closed() {
+        if core.loads.begun.is_closed() {
             return Ok(Begun::Alone);
         }
         Box::pin(run.begin()).await
@@ -236,22 +236,22 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let rules = &mut self.options_mut().rules;
         (rules.replaces, rules.aged) = (true, true);
         let Self { core, key, options } = self;
-        if core.begun.is_closed() {
+        if core.loads.begun.is_closed() {
             return Err(Error::shut_down());
         }
         // First, so that each load that began before this call is beaten.
         let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
-        let begun = core.begun.token();
-        if core.begun.is_closed() {
+        let begun = core.loads.begun.token();
+        if core.loads.begun.is_closed() {
             return Err(Error::shut_down());
         }
         let run = Run::alone(&core, &key, options, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
         // A loader that asks for a refresh is the one that loads.
         let load = match flight::current() {
-            Some(number) => core.begun.spawn(flight::within(number, load)),
-            None => core.begun.spawn(load),
+            Some(number) => core.loads.begun.spawn(flight::within(number, load)),
+            None => core.loads.begun.spawn(load),
         };
         // The caller may not be polled any more.
         drop(begun);
@@ -267,7 +267,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, mut options } = self;
         let mut work = Some(work);
         async move {
-            if let Some(loaded) = core.local(&key.text, &options) {
+            if let Some(loaded) = core.local_copy(&key.text, &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let takes_heads = options.sharing.takes_heads;
@@ -315,7 +315,7 @@ fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<Ke
     if has_looked {
         return None;
     }
-    core.flights.begin_lone_look(key)
+    core.loads.flights.begin_lone_look(key)
 }
 
 /// The settings of a request, in place of its cache's.
@@ -456,7 +456,7 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Joined { follower, leader } = match core.flights.join(key, options.rules.accepted()) {
+        let Joined { follower, leader } = match core.loads.flights.join(key, options.rules.accepted()) {
             Ok(joined) => joined,
             Err(Refused::Closed) => return Ok(None),
             Err(full) => return Err(overloaded(full)),

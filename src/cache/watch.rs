@@ -46,11 +46,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// The example `moka_in_front` of the repository keeps a cache of `moka` true.
     pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
-        let order = Order::new(&self.core.settings.namespace, &self.core.tags, STRIPES);
+        let order = Order::new(&self.core.settings.namespace, &self.core.local.tags, STRIPES);
         let watched = Arc::new(WatchedOrder { order, listener: Box::new(listener) });
         let tap: Arc<dyn Tap> = watched.clone();
-        self.core.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
-        let mut watches = write(&self.core.watches.0);
+        self.core.backend.store.tap(Arc::downgrade(&tap), GREATEST_STALENESS / 8);
+        let mut watches = write(&self.core.local.watches.0);
         watches.retain(|watch| watch.strong_count() > 0);
         watches.push(Arc::downgrade(&watched));
         EntryWatch { core: self.core.clone(), watched }
@@ -65,7 +65,7 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
     pub fn ticket(&self, key: impl Into<Key>) -> Result<Ticket, Error> {
         let name = self.core.name(&key.into())?;
-        let store: &dyn Store = self.core.store.as_ref();
+        let store: &dyn Store = self.core.backend.store.as_ref();
         let fill = self.watched.order.begin(store, &name, Instant::now(), true);
         Ok(Ticket(fill.is_heard.then_some(fill)))
     }

@@ -32,12 +32,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let MadeValue { value, entry, ttl } = made;
         let Self { asked, lead, guard, begun, .. } = &self;
         let AskedKey { core, key, shard, .. } = asked;
-        let mark = core.copies.as_ref().map(|copies| copies.order.mark(&asked.name, ended));
+        let mark = core.local.copies.as_ref().map(|copies| copies.order.mark(&asked.name, ended));
         let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
         // A write that is deferred takes no lease away.
-        let is_current = are_current && !core.writes.holds_back(&asked.name, guard.granted.fence);
+        let is_current = are_current && !core.backend.writes.holds_back(&asked.name, guard.granted.fence);
         let is_value = entry.kind == EntryKind::Value;
         if !is_value {
             core.counters.unstorable.add();
@@ -58,7 +58,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 if ttl.is_some() {
                     core.counters.unstored.add();
                 }
-                core.drop_copy(key);
+                core.local.drop_copy(key);
                 self.guard.settled();
                 CommittedLoad { loaded: led, late }
             }
@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         if self.lead.keeping().is_unchanged {
             core.counters.unchanged.add();
         }
-        let (Some(copies), Some(mark)) = (&core.copies, mark) else { return core.drop_copy(key) };
+        let (Some(copies), Some(mark)) = (&core.local.copies, mark) else { return core.local.drop_copy(key) };
         let mut entry = entry.with_fence(self.guard.granted.fence);
         entry.age = Some(Duration::ZERO);
         let size = core.take_payload(&mut entry).len();
@@ -99,7 +99,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let AskedKey { core, key, name, options, .. } = &self.asked;
         debug!("commit refused: the lease was lost, or the key invalidated or replaced");
         core.counters.refused.add();
-        core.drop_copy(key);
+        core.local.drop_copy(key);
         let Committed::Newer(entry) = answer else { return None };
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
@@ -133,7 +133,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let AskedKey { core, key, shard, name, .. } = &self.asked;
         let fence = self.guard.granted.fence;
         let first = Instant::now();
-        let mut answer = self.try_commit(entry, ttl, core.try_limit).await;
+        let mut answer = self.try_commit(entry, ttl, core.backend.try_limit).await;
         if let Some(limit) = self.asked.second_try(first, &answer) {
             answer = tokio::select! {
                 biased;
@@ -141,12 +141,12 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
                 () = shard.breaker.opened() => Err(silence()),
             };
         }
-        core.committed_local(key, name, fence);
+        core.local.committed(key, name, fence);
         if let Ok(committed) = &answer {
             let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
             shard.breaker.answered(is_made, &core.counters);
             if matches!(committed, Committed::Stored) {
-                core.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
+                core.loads.refreshes.note(EntryNote::Stored, name, fence, Duration::MAX);
             }
         }
         answer
@@ -159,7 +159,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         limit: Duration,
     ) -> Result<Committed, BackendError> {
         let core = &self.asked.core;
-        let committed = core.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
-        core.counted(answered_by(core.engine.backend.as_ref(), limit, committed).await)
+        let committed = core.backend.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
+        core.counted(answered_by(core.backend.store.as_ref(), limit, committed).await)
     }
 }

@@ -22,9 +22,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Self { asked, lead, guard, grant, .. } = self;
         let core = &asked.core;
         let back_off = asked.back_off(&error, &lead, grant.failures());
-        let failure = core.failures.told(guard.granted.fence, &error, back_off);
-        let told = core.store.fail(&guard.release.claim, &failure, back_off);
-        let Ok(Ok(is_of_key)) = timeout(core.try_limit, told).await else {
+        let failure = core.loads.failures.told(guard.granted.fence, &error, back_off);
+        let told = core.backend.store.fail(&guard.release.claim, &failure, back_off);
+        let Ok(Ok(is_of_key)) = timeout(core.backend.try_limit, told).await else {
             return asked.fails_alone(error, back_off, &lead);
         };
         guard.settled();
@@ -32,7 +32,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         if !is_of_key {
             return error;
         }
-        core.failures.forget(&asked.key);
+        core.loads.failures.forget(&asked.key);
         asked.backing_off(error, back_off, &lead)
     }
 }
@@ -48,7 +48,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     ) -> Error {
         let error = self.backing_off(error, back_off, lead);
         if let Some(back_off) = back_off {
-            self.core.failures.fail_here(&self.key, &error, back_off);
+            self.core.loads.failures.fail_here(&self.key, &error, back_off);
         }
         error
     }
@@ -56,7 +56,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Returns how the key backs off after one more failure, if it does. An outage may have hidden
     /// the failures of this process from the others.
     pub(super) fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
-        let known = &self.core.failures;
+        let known = &self.core.loads.failures;
         let failures = failed.max(known.failed_here(&self.key)).saturating_add(1);
         let random = random::fraction();
         let own_rule = lead.keeping().after_failure;
@@ -81,7 +81,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         }
         let name = &self.name;
         let shown = Chain(&error);
-        if self.core.failures.warned.first() {
+        if self.core.loads.failures.warned.first() {
             warn!(?name, ?wait, failures, error = %shown, "a load failed, and its key backs off");
         } else {
             debug!(?name, ?wait, failures, error = %shown, "a load failed, and its key backs off");
@@ -93,7 +93,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// asking for it.
     pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
         for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
-            self.core.refreshes.note(what, &self.key, fence, wait);
+            self.core.loads.refreshes.note(what, &self.key, fence, wait);
         }
     }
 }

@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
-            _token: core.begun.token(),
+            _token: core.loads.begun.token(),
             asked,
         }
     }
@@ -131,7 +131,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     pub async fn lost(&self) {
         tokio::select! {
             () = self.guard.lost() => {}
-            () = self.asked.core.abort.cancelled() => {}
+            () = self.asked.core.loads.abort.cancelled() => {}
         }
     }
 
@@ -150,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// Dropping the future changes nothing.
     pub async fn confirm(&self) -> Result<(), Error> {
         let AskedKey { core, key, name, .. } = &self.asked;
-        if core.writes.holds_back(name, self.guard.granted.fence) {
+        if core.backend.writes.holds_back(name, self.guard.granted.fence) {
             return Err(Error::lost(&key.text));
         }
         self.guard.renew().await
@@ -174,7 +174,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     /// If the future is dropped, the value may or may not be stored.
     pub async fn commit(self, value: V) -> Loaded<V> {
         let core = self.asked.core.clone();
-        core.failures.forget(&self.asked.key);
+        core.loads.failures.forget(&self.asked.key);
         let made = self.asked.made(value, self.begun, &self.lead);
         let loaded = Box::pin(self.commit_value(made)).await.loaded;
         core.counters.served(loaded.source());

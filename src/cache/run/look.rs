@@ -84,7 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let AskedKey { core, key, .. } = &self.asked;
                 let seen = previous.fence;
                 held.previous = Some((previous, epoch));
-                if core.refreshes.knows(EntryNote::BacksOff, key, seen)
+                if core.loads.refreshes.knows(EntryNote::BacksOff, key, seen)
                     && let Some(end) = held.fallback()
                 {
                     core.counters.backed_off.add();
@@ -130,13 +130,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let settings = &core.settings;
         let name = self.asked.name.clone();
-        let owner = core.engine.backend.new_owner();
-        let mut claim = Claim::under(owner, name, Mode::Exclusive, settings.lease, core.fence_life);
+        let owner = core.backend.store.new_owner();
+        let mut claim = Claim::under(owner, name, Mode::Exclusive, settings.lease, core.backend.fence_life);
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = !matches!(self.start, RunStart::Behind);
         let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
-        let acquisition = Acquisition::new(&core.engine.janitor, claim);
+        let acquisition = Acquisition::new(&core.backend.engine.janitor, claim);
         let (epoch, met) = (Epoch::END, 0);
         let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, met };
         let Break(step) = claiming.settle(&mut waiting).await;
@@ -209,7 +209,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         drop(turn);
         match answer {
             Ok(Claimed::Granted(grant)) => {
-                let engine = &run.asked.core.engine;
+                let engine = &run.asked.core.backend.engine;
                 let Some(guard) = engine.hold(&mut self.acquisition, run.asked.upkeep()) else {
                     return Break(run.away(self.held));
                 };
@@ -269,10 +269,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     async fn ask_backend(&mut self) -> Result<Claimed, BackendError> {
         let AskedKey { core, shard, .. } = &self.run.asked;
-        let (first, mut limit, mut is_second) = (Instant::now(), core.try_limit, false);
+        let (first, mut limit, mut is_second) = (Instant::now(), core.backend.try_limit, false);
         let answer = loop {
             self.acquisition.listen();
-            let claim = self.acquisition.ask(limit, |_, claim| core.store.claim(claim, self.seen));
+            let claim = self.acquisition.ask(limit, |_, claim| core.backend.store.claim(claim, self.seen));
             let answer = core.counted(tokio::select! {
                 biased;
                 answer = claim => answer,
@@ -295,7 +295,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn pushed(&mut self, change: Change, left: Duration) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, .. } = &self.run.asked;
         if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
-            core.drop_copy(key);
+            core.local.drop_copy(key);
         }
         match change {
             // A push that is older than the present holder is late or doubled.
@@ -304,7 +304,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 self.fetch(&announced, left).await
             }
             Change::Failed(failure) if failure.fence() >= self.met => {
-                Break(Step::Land(FlightEnd::failed(core.failures.of_another(failure))))
+                Break(Step::Land(FlightEnd::failed(core.loads.failures.of_another(failure))))
             }
             // The load that was in the way made nothing for others. Their patience is bounded.
             Change::Wake if self.run.fails_alone() => {
@@ -325,7 +325,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         let turn = run.turn().await;
         self.epoch = run.leader.begin_epoch();
-        let fetched = core.counted(core.store.get(name).await);
+        let fetched = core.counted(core.backend.store.get(name).await);
         drop(turn);
         match fetched {
             Ok(Some(entry)) if entry.fence >= announced.fence => self.received(entry).await,
@@ -345,7 +345,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
         // A push may be of an entry that is not stored, so it is not remembered.
-        core.drop_copy(key);
+        core.local.drop_copy(key);
         let decision = core.decide(name, &options.rules, &mut answer);
         match self.run.decided(decision, self.epoch, self.held) {
             Step::Claim { seen } => {
@@ -363,7 +363,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let Some((previous, _)) = &self.held.previous {
             asked.leave_alone(previous.fence, back_off.wait);
         }
-        let error = asked.core.failures.backing_off(failure, back_off.wait);
+        let error = asked.core.loads.failures.backing_off(failure, back_off.wait);
         Step::Land(FlightEnd { epoch: self.epoch, ..FlightEnd::failed(error) })
     }
 
@@ -378,7 +378,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         if let RunStart::Behind = self.run.start {
             debug!("another process refreshes");
             let pause = if self.run.fails_alone() { remaining.min(MEANWHILE) } else { remaining };
-            core.refreshes.note(EntryNote::Refreshed, key, self.seen, pause);
+            core.loads.refreshes.note(EntryNote::Refreshed, key, self.seen, pause);
             return Break(Step::LoadUnleased);
         }
         let before = std::mem::replace(&mut self.met, fence);

@@ -42,7 +42,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Notes that a load begins now.
     pub(super) fn begin_load(&self) -> LoadBegun {
         let at = Instant::now();
-        let mark = self.core.copies.as_ref().map(|copies| copies.order.mark(&self.name, at));
+        let mark = self.core.local.copies.as_ref().map(|copies| copies.order.mark(&self.name, at));
         LoadBegun { at, mark, outage: self.shard.breaker.outage() }
     }
 
@@ -63,14 +63,14 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
             }
         };
         let served = windows.fresh.saturating_add(windows.stale);
-        advice::loaded(&core.short_lived, &core.settings.namespace, cost, served);
+        advice::loaded(&core.format.short_lived, &core.settings.namespace, cost, served);
         let ttl = if keeping.do_not_store { None } else { Some(windows.kept()) };
         MadeValue { value, entry: entry.with_windows(windows), ttl }
     }
 
     fn tell_unstorable(&self, error: &Error) {
         let error = Chain(error);
-        if self.core.unstorable.first() {
+        if self.core.format.unstorable.first() {
             warn!(%error, "a value is returned and not stored");
         } else {
             debug!(%error, "a value is returned and not stored");

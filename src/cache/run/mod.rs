@@ -192,7 +192,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         start: RunStart,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
-        let (core, shard) = (core.clone(), core.shards.of(core.store.shard(&name)));
+        let (core, shard) = (core.clone(), core.backend.shard_of(&name));
         let asked = AskedKey { core, key: key.clone(), name, shard, options };
         Ok(Self { asked, leader, start, caller: Span::current() })
     }
@@ -330,7 +330,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             () = self.leader.abandoned() => {
                 Error::new(ErrorKind::Cancelled, "no caller waited for the load any more")
             }
-            () = self.asked.core.abort.cancelled(), if is_leased => {
+            () = self.asked.core.loads.abort.cancelled(), if is_leased => {
                 Error::new(ErrorKind::ShutDown, "the cache was shut down")
             }
         };
@@ -350,7 +350,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Load(load) => {
                 core.counters.loads.add();
                 // A shutdown waits for a load, and not for a call that begins one.
-                return Ok(match core.begun.is_closed() {
+                return Ok(match core.loads.begun.is_closed() {
                     true => Begun::Alone,
                     false => Begun::Load(*load),
                 });
@@ -364,7 +364,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let loaded = value_of(end.outcome, &core.counters)?;
         let mut load = None;
         if let Some(old) = end.refresh
-            && core.refreshes.begin(&self.asked.key, old.fence)
+            && core.loads.refreshes.begin(&self.asked.key, old.fence)
             && let Some(begun) = self.behind(flight::current()).begin_behind(old).await
         {
             core.counters.loads.add();
@@ -377,13 +377,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
     fn begin_refresh(&self, work: Work<V>, previous: Arc<Previous<V>>) {
         let AskedKey { core, key, .. } = &self.asked;
-        if !core.refreshes.begin(key, previous.fence) {
+        if !core.loads.refreshes.begin(key, previous.fence) {
             return;
         }
         let span = self.caller.in_scope(|| spans::refresh_behind(key));
         // The caller of the leader, who may poll this, may be a loader.
         let refreshed = self.behind(None).refresh(work, previous, span.clone());
-        core.begun.spawn(refreshed.instrument(span));
+        core.loads.begun.spawn(refreshed.instrument(span));
     }
 
     /// Returns the run of a refresh, which belongs to the flight of this `loader`, if one asks.
@@ -397,12 +397,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
         let refreshed = async {
             let load = self.begin_behind(previous).await?;
-            core.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
+            core.loads.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
             Some(self.load_leased(work, load).await.outcome)
         };
         let outcome = tokio::select! {
             biased;
-            () = core.refreshes.stop.cancelled() => {
+            () = core.loads.refreshes.stop.cancelled() => {
                 return debug!("refresh cancelled by the shutdown");
             }
             // A panic of a codec ends the refresh, and nothing else.
@@ -417,16 +417,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if !backs_off {
             // The next refresh may be of a caller that gets another answer.
             let pause = if self.fails_alone() { Duration::ZERO } else { PAUSE };
-            core.refreshes.note(EntryNote::Refreshed, key, seen, pause);
+            core.loads.refreshes.note(EntryNote::Refreshed, key, seen, pause);
         }
     }
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
     async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<Box<Load<V>>> {
         let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
-        let Some(permit) = core.permit(&self.asked.options, Duration::ZERO).await else {
+        let Some(permit) = core.loads.permit(&self.asked.options, Duration::ZERO).await else {
             debug!("no refresh: too many loads are under way");
-            core.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
+            core.loads.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
             return None;
         };
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
@@ -489,7 +489,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let permit = tokio::select! {
             biased;
             () = self.leader.needed_by_loader() => return Ok(None),
-            permit = core.permit(options, limit) => permit,
+            permit = core.loads.permit(options, limit) => permit,
         };
         permit.map(Some).ok_or_else(|| {
             if on_full == OnFull::Pass {
@@ -564,7 +564,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     fn second_try<T>(&self, first: Instant, answer: &Result<T, BackendError>) -> Option<Duration> {
         let is_lost = |error: &BackendError| error.kind() == BackendErrorKind::Unknown;
         let is_sent_again = answer.as_ref().is_err_and(is_lost) && !self.shard.breaker.is_open();
-        let left = || self.core.try_limit.saturating_sub(first.elapsed());
+        let left = || self.core.backend.try_limit.saturating_sub(first.elapsed());
         is_sent_again.then(|| left().saturating_add(SECOND_TRY))
     }
 }

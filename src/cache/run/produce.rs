@@ -58,7 +58,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// flight. In an outage, the value is remembered until its end.
     pub(super) async fn load_unleased(&self, work: Work<V>, held: &mut Held<V>) -> FlightEnd<V> {
         let AskedKey { core, key, .. } = &self.asked;
-        if let Some(error) = core.failures.backs_off_here(key) {
+        if let Some(error) = core.loads.failures.backs_off_here(key) {
             core.counters.backed_off.add();
             return FlightEnd::failed(error);
         }
@@ -70,7 +70,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let begun = self.asked.begin_load();
-        let number = core.tags.greatest.load(Ordering::Acquire);
+        let number = core.local.tags.greatest.load(Ordering::Acquire);
         let tagged = Tagged { number, ..self.asked.options.tagged.clone() };
         let lead = Lead::new(None, previous, self.wants_new(), tagged);
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
@@ -136,7 +136,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match made {
             // The answer to one caller says nothing of the key.
             Ok(Made::Alone(Alone::Reserved)) => {}
-            Ok(Made::Value(_) | Made::Alone(_)) => core.failures.forget(key),
+            Ok(Made::Value(_) | Made::Alone(_)) => core.loads.failures.forget(key),
             Err(_) => {
                 core.counters.failures.add();
                 // No more callers take the head of a value that will never be whole.
