@@ -12,13 +12,18 @@
 //! [watch](super::EntryWatch) keeps it.
 //!
 //! **Written later** is what failed meanwhile, as [`writes`] says. Until then the backend counts as
-//! away for the name, whatever it answers.
+//! away for the name, whatever it answers. [`repeats`] has the task that writes.
 
+mod repeats;
+mod write_notes;
 mod writes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(super) use self::writes::{Deferral, DeferredWrites, WriteTarget};
+pub(super) use self::{
+    write_notes::WriteTarget,
+    writes::{Deferral, DeferredWrites},
+};
 
 use super::{
     Loaded, Source,

@@ -236,7 +236,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return;
         }
         let ends = self.backend.store.tag_ends(&self.local.tags.name, &tags).await;
-        // They lie in the order of the tags.
+        // The ends lie in the order of the tags.
         let mut ends = ends.map(IntoIterator::into_iter);
         for TaggedAnswer { key, answer, tagged, deferred } in judged {
             match &mut ends {

@@ -21,6 +21,7 @@ use crate::{
     },
     cache::{
         Loaded, Source,
+        core::CacheBackend,
         notes::EntryNote,
         outcome::{Alone, result},
         read::Decision,
@@ -108,7 +109,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let AskedKey { core, key, name, shard, .. } = &self.asked;
         // A refresh does not want an old value.
         let outage = shard.breaker.outage().filter(|_| matches!(self.start, RunStart::Look));
-        let (epoch, rules) = (self.leader.begin_epoch(), &self.asked.options.rules);
+        let epoch = self.leader.begin_epoch();
+        let rules = &self.asked.options.rules;
         match outage.and_then(|outage| core.recall(key, name, rules, outage)) {
             Some(Decision::Old(previous)) => {
                 held.previous.get_or_insert((previous, epoch));
@@ -124,21 +126,22 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
     /// that was not good enough.
     pub(super) async fn claim(&self, seen: u64, held: &mut Held<V>) -> Step<V> {
-        let (core, options) = (&self.asked.core, &self.asked.options);
+        let AskedKey { core, name, options, .. } = &self.asked;
         if options.sharing.is_local {
             return Step::LoadUnleased;
         }
+        let CacheBackend { store, engine, fence_life, .. } = &core.backend;
         let settings = &core.settings;
-        let name = self.asked.name.clone();
-        let owner = core.backend.store.new_owner();
-        let mut claim = Claim::under(owner, name, Mode::Exclusive, settings.lease, core.backend.fence_life);
+        let owner = store.new_owner();
+        let mut claim =
+            Claim::under(owner, name.clone(), Mode::Exclusive, settings.lease, *fence_life);
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = !matches!(self.start, RunStart::Behind);
         let mut waiting = Waiting::new(settings.retry.as_ref(), options.wait_limit, Instant::now());
-        let acquisition = Acquisition::new(&core.backend.engine.janitor, claim);
-        let (epoch, met) = (Epoch::END, 0);
-        let mut claiming = Claiming { run: self, held, acquisition, seen, epoch, met };
+        let acquisition = Acquisition::new(&engine.janitor, claim);
+        let mut claiming =
+            Claiming { run: self, held, acquisition, seen, epoch: Epoch::END, met: 0 };
         let Break(step) = claiming.settle(&mut waiting).await;
         if let Step::Land(end) = &step {
             core.meter.woken(waiting.pushed_at, result(&end.outcome, true));
@@ -196,7 +199,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         is_last: bool,
         waiting: &mut Waiting<'_>,
     ) -> ClaimFlow<V, Option<Duration>> {
-        let (run, shard) = (self.run, &self.run.asked.shard);
+        let run = self.run;
+        let shard = &run.asked.shard;
         if self.held.permit.is_none() {
             self.permitted(waiting).await?;
         }
@@ -269,10 +273,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
 
     async fn ask_backend(&mut self) -> Result<Claimed, BackendError> {
         let AskedKey { core, shard, .. } = &self.run.asked;
-        let (first, mut limit, mut is_second) = (Instant::now(), core.backend.try_limit, false);
+        let CacheBackend { store, try_limit, .. } = &core.backend;
+        let first = Instant::now();
+        let mut limit = *try_limit;
+        let mut is_second = false;
         let answer = loop {
             self.acquisition.listen();
-            let claim = self.acquisition.ask(limit, |_, claim| core.backend.store.claim(claim, self.seen));
+            let claim = self.acquisition.ask(limit, |_, claim| store.claim(claim, self.seen));
             let answer = core.counted(tokio::select! {
                 biased;
                 answer = claim => answer,
@@ -280,7 +287,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
                 () = shard.breaker.opened() => Err(silence()),
             });
             match self.run.asked.second_try(first, &answer) {
-                Some(more) if !is_second => (limit, is_second) = (more, true),
+                Some(more) if !is_second => {
+                    limit = more;
+                    is_second = true;
+                }
                 _ => break answer,
             }
         };
@@ -317,7 +327,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
     /// of the time `left`. If it is gone or of no use, the process claims the lease.
     async fn fetch(&mut self, announced: &Announcement, left: Duration) -> ClaimFlow<V, ()> {
-        let (run, AskedKey { core, name, shard, .. }) = (self.run, &self.run.asked);
+        let run = self.run;
+        let AskedKey { core, name, shard, .. } = &run.asked;
         tokio::select! {
             biased;
             () = sleep(turn_to_fetch(announced).min(left / 2)) => {}

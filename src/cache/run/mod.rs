@@ -192,8 +192,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         start: RunStart,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
-        let (core, shard) = (core.clone(), core.backend.shard_of(&name));
-        let asked = AskedKey { core, key: key.clone(), name, shard, options };
+        let shard = core.backend.shard_of(&name);
+        let asked = AskedKey { core: core.clone(), key: key.clone(), name, shard, options };
         Ok(Self { asked, leader, start, caller: Span::current() })
     }
 
@@ -274,10 +274,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// A hit has none.
     async fn traced(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
         let begun = Instant::now();
-        let span = match self.wants_new() {
-            true => spans::refresh(&self.asked.key),
-            false => spans::load(&self.asked.key),
-        };
+        let key = &self.asked.key;
+        let span = if self.wants_new() { spans::refresh(key) } else { spans::load(key) };
         let end = self.unless_cancelled(rest).instrument(span.clone()).await;
         let result = result(&end.outcome, true);
         spans::ended(&span, result, end.outcome.as_ref().err());
@@ -350,10 +348,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Load(load) => {
                 core.counters.loads.add();
                 // A shutdown waits for a load, and not for a call that begins one.
-                return Ok(match core.loads.begun.is_closed() {
-                    true => Begun::Alone,
-                    false => Begun::Load(*load),
-                });
+                let is_shut_down = core.loads.begun.is_closed();
+                return Ok(if is_shut_down { Begun::Alone } else { Begun::Load(*load) });
             }
             Step::Land(end) => self.or_fallback(end, &held),
             Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
@@ -388,13 +384,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the run of a refresh, which belongs to the flight of this `loader`, if one asks.
     fn behind(&self, loader: Option<u64>) -> Self {
-        let (asked, caller) = (self.asked.clone(), Span::none());
-        Self { asked, leader: Leader::alone(loader), start: RunStart::Behind, caller }
+        Self {
+            asked: self.asked.clone(),
+            leader: Leader::alone(loader),
+            start: RunStart::Behind,
+            caller: Span::none(),
+        }
     }
 
     /// Refreshes an entry under the lease, if the process gets the lease and a permit at once.
     async fn refresh(self, work: Work<V>, previous: Arc<Previous<V>>, span: Span) {
-        let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
+        let AskedKey { core, key, .. } = &self.asked;
+        let seen = previous.fence;
         let refreshed = async {
             let load = self.begin_behind(previous).await?;
             core.loads.refreshes.note(EntryNote::Refreshed, key, seen, core.settings.lease);
@@ -423,7 +424,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns a load that refreshes an entry, if the process gets the lease and a permit at once.
     async fn begin_behind(&self, previous: Arc<Previous<V>>) -> Option<Box<Load<V>>> {
-        let (AskedKey { core, key, .. }, seen) = (&self.asked, previous.fence);
+        let AskedKey { core, key, .. } = &self.asked;
+        let seen = previous.fence;
         let Some(permit) = core.loads.permit(&self.asked.options, Duration::ZERO).await else {
             debug!("no refresh: too many loads are under way");
             core.loads.refreshes.note(EntryNote::Refreshed, key, seen, Duration::ZERO);
@@ -442,32 +444,35 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
     /// answer, they get the value that was loaded, or join anew: the key may have a new flight.
     async fn land_late(&self, late: ForLate) {
-        let loaded = self.led();
-        let is_fresh = |loaded: &Loaded<V>| loaded.expires_in().is_some_and(|left| !left.is_zero());
         let outcome = match late {
-            ForLate::Degraded => loaded.map(degraded),
-            ForLate::Look | ForLate::Fallback => {
-                match self.asked.stored(&self.asked.options.rules).await {
-                    Decision::Unanswered(_) => {
-                        let mut held = Held::NOTHING;
-                        match self.away(&mut held) {
-                            Step::Land(end) => Some(end.outcome),
-                            // They may know of the act for which a value was refused. The answer to
-                            // its commit may have come after its windows.
-                            _ => loaded.filter(is_fresh).map(degraded),
-                        }
-                    }
-                    Decision::Old(previous) if late == ForLate::Fallback => {
-                        previous.fallback().map(FlightResult::Loaded).map(Ok)
-                    }
-                    decision => decision.value().map(FlightResult::Loaded).map(Ok),
-                }
-            }
+            ForLate::Degraded => self.led().map(degraded),
+            ForLate::Look | ForLate::Fallback => self.look_for_late(late).await,
         };
         self.leader.land_late(match outcome {
             Some(outcome) => Landing::Outcome(outcome),
             None => Landing::JoinAnew,
         });
+    }
+
+    async fn look_for_late(&self, late: ForLate) -> Option<Outcome<V>> {
+        let found = match self.asked.stored(&self.asked.options.rules).await {
+            Decision::Unanswered(_) => return self.away_for_late(),
+            Decision::Old(previous) if late == ForLate::Fallback => previous.fallback(),
+            decision => decision.value(),
+        };
+        Some(Ok(FlightResult::Loaded(found?)))
+    }
+
+    /// Returns the outcome of late joiners whose look has no answer.
+    fn away_for_late(&self) -> Option<Outcome<V>> {
+        if let Step::Land(end) = self.away(&mut Held::NOTHING) {
+            return Some(end.outcome);
+        }
+        // The late joiners may know of the act for which a value was refused. The answer to its
+        // commit may have come after its windows.
+        let loaded = self.led()?;
+        let is_fresh = !loaded.expires_in()?.is_zero();
+        if is_fresh { Some(degraded(loaded)) } else { None }
     }
 
     /// Returns the value that the flight has landed with, if its own load has made the value.
@@ -503,19 +508,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Reads the value that may be served in place of a load that is too slow for its caller.
     pub(super) async fn in_place_of_slow_load(&self, rules: &Rules) -> Option<Loaded<V>> {
-        let AskedKey { core, key, name, shard, .. } = &self.asked;
-        let remembered = || {
-            let decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
-            Some(Loaded { source: Source::Degraded, ..decision.value_or_fallback()? })
-        };
         // To ask a silent server takes as long as its time-out, so the memory comes first.
-        if shard.breaker.is_silent()
-            && let Some(old) = remembered()
+        if self.asked.shard.breaker.is_silent()
+            && let Some(old) = self.asked.remembered(rules)
         {
             return Some(old);
         }
         match self.asked.stored(rules).await {
-            Decision::Unanswered(_) => remembered(),
+            Decision::Unanswered(_) => self.asked.remembered(rules),
             decision => decision.value_or_fallback(),
         }
     }
@@ -532,9 +532,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    /// Returns the value that this process remembers in an outage, also one that is kept for
+    /// failures only.
+    fn remembered(&self, rules: &Rules) -> Option<Loaded<V>> {
+        let outage = self.shard.breaker.outage()?;
+        let decision = self.core.recall(&self.key, &self.name, rules, outage)?;
+        let old = decision.value_or_fallback()?;
+        Some(Loaded { source: Source::Degraded, ..old })
+    }
+
     /// Asks the backend for the entry, unless it has not answered lately.
     async fn stored(&self, rules: &Rules) -> Decision<V> {
-        let (core, breaker) = (&self.core, &self.shard.breaker);
+        let core = &self.core;
+        let breaker = &self.shard.breaker;
         if breaker.is_troubled() && !breaker.admits() {
             return Decision::Unanswered(silence());
         }
@@ -562,10 +572,12 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// The limit includes what the first try left of its own, because a connection that breaks ends
     /// it early.
     fn second_try<T>(&self, first: Instant, answer: &Result<T, BackendError>) -> Option<Duration> {
-        let is_lost = |error: &BackendError| error.kind() == BackendErrorKind::Unknown;
-        let is_sent_again = answer.as_ref().is_err_and(is_lost) && !self.shard.breaker.is_open();
-        let left = || self.core.backend.try_limit.saturating_sub(first.elapsed());
-        is_sent_again.then(|| left().saturating_add(SECOND_TRY))
+        let Err(error) = answer else { return None };
+        if error.kind() != BackendErrorKind::Unknown || self.shard.breaker.is_open() {
+            return None;
+        }
+        let left = self.core.backend.try_limit.saturating_sub(first.elapsed());
+        Some(left.saturating_add(SECOND_TRY))
     }
 }
 
