@@ -94,7 +94,7 @@ impl Breaker {
     }
 
     pub(super) fn outage(&self) -> Option<Outage> {
-        self.in_trouble(|it| it.outage)
+        self.in_trouble(|trouble| trouble.outage)
     }
 
     /// Returns whether there was a failure since the last answer.

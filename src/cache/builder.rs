@@ -11,12 +11,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
-    advice,
-    backend::Store,
-    error::Error,
-    key::Namespace,
-    lease::RetryStrategy,
-    meter::Meter,
+    advice, backend::Store, error::Error, key::Namespace, lease::RetryStrategy, meter::Meter,
     observe::Counters,
 };
 

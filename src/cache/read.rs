@@ -84,7 +84,7 @@ impl<V> Decision<V> {
 }
 
 /// A question to the backend for the entry of a key.
-struct Question<'a> {
+struct EntryQuestion<'a> {
     key: &'a Key,
     name: &'a Name,
     /// Taken before the question is sent. `None` if the process keeps no copies.
@@ -124,8 +124,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Asks the backend for an entry, and decides what it is good for. Keeps a copy of the entry, if
-    /// that may be served later.
+    /// Asks the backend for an entry, and decides what the entry is good for. Keeps a copy of the
+    /// entry, if the copy may be served later.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         if let Err(error) = self.backend.writes_repeated(name).await {
             return self.no_entry(name, &error);
@@ -134,7 +134,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, Instant::now()));
         let mut answer = self.backend.store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
-        self.end_read(Question { key, name, fill }, rules, answer)
+        self.end_read(EntryQuestion { key, name, fill }, rules, answer)
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.
@@ -146,19 +146,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     ) -> impl Iterator<Item = Decision<V>> + 'a {
         let mut unrepeated = Vec::new();
         if !self.backend.writes.is_empty() {
-            unrepeated = join_all(names.iter().map(|name| self.backend.writes_repeated(name))).await;
+            unrepeated =
+                join_all(names.iter().map(|name| self.backend.writes_repeated(name))).await;
         }
         let now = Instant::now();
         let mut questions = Vec::with_capacity(names.len());
         for (key, name) in keys.iter().zip(names) {
             let copies = self.local.copies.as_ref();
             let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, now));
-            questions.push(Question { key, name, fill });
+            questions.push(EntryQuestion { key, name, fill });
         }
-        let mut answers = match self.backend.store.get_many(names, self.backend.asks_age(rules)).await {
-            Ok(answers) => answers,
-            Err(error) => vec![Err(error); names.len()],
-        };
+        let mut answers =
+            match self.backend.store.get_many(names, self.backend.asks_age(rules)).await {
+                Ok(answers) => answers,
+                Err(error) => vec![Err(error); names.len()],
+            };
         for (answer, repeated) in answers.iter_mut().zip(unrepeated) {
             if let Err(error) = repeated {
                 *answer = Err(error);
@@ -171,11 +173,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     fn end_read(
         &self,
-        question: Question<'_>,
+        question: EntryQuestion<'_>,
         rules: &Rules,
         mut answer: Answered,
     ) -> Decision<V> {
-        let Question { key, name, fill } = question;
+        let EntryQuestion { key, name, fill } = question;
         let mut size = 0;
         if let Ok(Some(entry)) = &answer {
             size = entry.payload.len();

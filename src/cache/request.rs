@@ -124,7 +124,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// is none has a life of its own. An entry from before an outage may count as old.
     async fn look_to_touch(&self, name: &Name) -> Result<Option<Touchable<V>>, Error> {
         let Self { core, key, .. } = self;
-        if !core.local.tags.is_on && core.format.is_negative.is_none() && !core.backend.writes.has_old() {
+        if !core.local.tags.is_on
+            && core.format.is_negative.is_none()
+            && !core.backend.writes.has_old()
+        {
             return Ok(Some(Touchable { seen: 0, value: None }));
         }
         core.backend.writes_repeated(name).await?;
@@ -456,11 +459,12 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Joined { follower, leader } = match core.loads.flights.join(key, options.rules.accepted()) {
-            Ok(joined) => joined,
-            Err(Refused::Closed) => return Ok(None),
-            Err(full) => return Err(overloaded(full)),
-        };
+        let Joined { follower, leader } =
+            match core.loads.flights.join(key, options.rules.accepted()) {
+                Ok(joined) => joined,
+                Err(Refused::Closed) => return Ok(None),
+                Err(full) => return Err(overloaded(full)),
+            };
         let Ok(edge) = nest(flight::current(), &follower) else { return Ok(None) };
         let leads = leader.is_some();
         match leader {

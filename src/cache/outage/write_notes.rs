@@ -15,12 +15,7 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::{
-    backend::TagEnd,
-    error::BackendError,
-    key::Name,
-    sync::lock,
-};
+use crate::{backend::TagEnd, error::BackendError, key::Name, sync::lock};
 
 /// How many writes a shard notes. Each takes about 200 bytes, and its key.
 pub(super) const MOST_NOTES: usize = if cfg!(test) { 1_000 } else { 100_000 };

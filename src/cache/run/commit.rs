@@ -37,7 +37,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
         // A write that is deferred takes no lease away.
-        let is_current = are_current && !core.backend.writes.holds_back(&asked.name, guard.granted.fence);
+        let is_current =
+            are_current && !core.backend.writes.holds_back(&asked.name, guard.granted.fence);
         let is_value = entry.kind == EntryKind::Value;
         if !is_value {
             core.counters.unstorable.add();
@@ -86,7 +87,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         if self.lead.keeping().is_unchanged {
             core.counters.unchanged.add();
         }
-        let (Some(copies), Some(mark)) = (&core.local.copies, mark) else { return core.local.drop_copy(key) };
+        let (Some(copies), Some(mark)) = (&core.local.copies, mark) else {
+            return core.local.drop_copy(key);
+        };
         let mut entry = entry.with_fence(self.guard.granted.fence);
         entry.age = Some(Duration::ZERO);
         let size = core.take_payload(&mut entry).len();
@@ -159,7 +162,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         limit: Duration,
     ) -> Result<Committed, BackendError> {
         let core = &self.asked.core;
-        let committed = core.backend.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
+        let committed =
+            core.backend.store.commit(&self.guard.release.claim, &self.grant, entry, ttl);
         core.counted(answered_by(core.backend.store.as_ref(), limit, committed).await)
     }
 }

@@ -41,9 +41,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let outcome = Box::pin(load.commit_value(made)).await;
                 match outcome.late {
                     None => FlightEnd::found(outcome.loaded, committed),
-                    Some(late) => {
-                        FlightEnd { late, ..FlightEnd::found(outcome.loaded, granted) }
-                    }
+                    Some(late) => FlightEnd { late, ..FlightEnd::found(outcome.loaded, granted) },
                 }
             }
             Ok(Made::Alone(why)) => {
