@@ -13,7 +13,7 @@ use super::{
     settings::GREATEST_STALENESS,
 };
 use crate::{
-    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Tap, Windows},
+    backend::{Edit, Entry, EntryKind, Holding, SemaphoreKind, TagEnd, Tap},
     error::Error,
     key::Key,
 };
@@ -126,7 +126,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// Dropping the future changes nothing.
     pub async fn explain(&self, key: impl Into<Key>) -> Result<Explanation, Error> {
-        let (core, key) = (&self.core, key.into());
+        let core = &self.core;
+        let key = key.into();
         let name = core.name(&key)?;
         let mut answer = core.backend.store.read(&name, true).await;
         core.judge(&key, &mut answer).await;
@@ -263,17 +264,23 @@ pub enum EntryState {
 
 /// Returns what an entry is good for, and for how long.
 fn state(entry: &Entry) -> (EntryState, Option<Duration>) {
-    let left = |end: fn(Windows) -> Duration| {
-        let (windows, age) = entry.windows.zip(entry.age)?;
-        Some(end(windows).saturating_sub(age))
-    };
-    match (entry.kind, freshness::decide(entry, &Rules::ALL, |_| Duration::ZERO)) {
-        (EntryKind::Ended, _) | (_, Window::Over) => (EntryState::Ended, None),
-        (EntryKind::Uncacheable, _) => (EntryState::Uncacheable, left(|it| it.fresh)),
-        (_, Window::Fresh | Window::Early) => (EntryState::Fresh, left(|it| it.fresh)),
-        (_, Window::Stale | Window::Deferred) => {
-            (EntryState::Stale, left(|it| it.fresh.saturating_add(it.stale)))
-        }
-        (_, Window::OnError) => (EntryState::Fallback, left(|it| it.kept())),
+    let window = freshness::decide(entry, &Rules::ALL, |_| Duration::ZERO);
+    if entry.kind == EntryKind::Ended || window == Window::Over {
+        return (EntryState::Ended, None);
     }
+    let mut state = match window {
+        Window::Fresh | Window::Early => EntryState::Fresh,
+        Window::Stale | Window::Deferred => EntryState::Stale,
+        Window::OnError | Window::Over => EntryState::Fallback,
+    };
+    if entry.kind == EntryKind::Uncacheable {
+        state = EntryState::Uncacheable;
+    }
+    let (Some(windows), Some(age)) = (entry.windows, entry.age) else { return (state, None) };
+    let end = match state {
+        EntryState::Stale => windows.fresh.saturating_add(windows.stale),
+        EntryState::Fallback => windows.kept(),
+        _ => windows.fresh,
+    };
+    (state, Some(end.saturating_sub(age)))
 }

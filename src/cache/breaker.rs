@@ -74,23 +74,24 @@ const FIRST_LINE: Duration = Duration::from_secs(1);
 
 impl Breaker {
     pub(super) fn admits(&self) -> bool {
-        self.in_trouble(|it| admits(&mut it.open_until)).unwrap_or(true)
+        self.in_trouble(|trouble| admits(&mut trouble.open_until)).unwrap_or(true)
     }
 
     pub(super) fn admits_claim(&self) -> bool {
-        let admits =
-            |it: &mut Trouble| it.open_until.is_none() && admits(&mut it.unconfirmed_until);
-        self.in_trouble(admits).unwrap_or(true)
+        let is_admitted = self.in_trouble(|trouble| {
+            trouble.open_until.is_none() && admits(&mut trouble.unconfirmed_until)
+        });
+        is_admitted.unwrap_or(true)
     }
 
     /// Returns whether the backend counts as broken.
     pub(super) fn is_open(&self) -> bool {
-        self.in_trouble(|it| it.open_until.is_some()).unwrap_or(false)
+        self.in_trouble(|trouble| trouble.open_until.is_some()).unwrap_or(false)
     }
 
     /// Returns whether the backend did not answer the last request.
     pub(super) fn is_silent(&self) -> bool {
-        self.in_trouble(|it| it.silences > 0).unwrap_or(false)
+        self.in_trouble(|trouble| trouble.silences > 0).unwrap_or(false)
     }
 
     pub(super) fn outage(&self) -> Option<Outage> {
@@ -132,12 +133,13 @@ impl Breaker {
             return;
         }
         let mut state = lock(&self.trouble);
-        let goes_on = |trouble: &mut Trouble| {
-            (trouble.silences, trouble.open_until) = (0, None);
-            !has_written && trouble.outage.refuses
-        };
-        if state.as_mut().is_some_and(goes_on) {
-            return;
+        if let Some(trouble) = state.as_mut() {
+            trouble.silences = 0;
+            trouble.open_until = None;
+            // An answer to a read says nothing of writes.
+            if trouble.outage.refuses && !has_written {
+                return;
+            }
         }
         let over = state.take();
         self.troubled.store(false, Ordering::Release);
@@ -155,7 +157,8 @@ impl Breaker {
             BackendErrorKind::Unavailable | BackendErrorKind::Unknown => true,
             BackendErrorKind::Refused | BackendErrorKind::Unreplicated => false,
         };
-        let (now, degraded) = (Instant::now(), counters.degraded.get());
+        let now = Instant::now();
+        let degraded = counters.degraded.get();
         let mut state = lock(&self.trouble);
         let trouble = state.get_or_insert_with(|| Trouble {
             outage: Outage::next(false),
@@ -173,7 +176,8 @@ impl Breaker {
                 self.opened.notify_waiters();
             }
         } else {
-            (trouble.silences, trouble.open_until) = (0, None);
+            trouble.silences = 0;
+            trouble.open_until = None;
             if !trouble.outage.refuses {
                 trouble.outage = Outage::next(true);
             }
@@ -181,7 +185,8 @@ impl Breaker {
         if error.kind() == BackendErrorKind::Unreplicated {
             trouble.unconfirmed_until = Some(now + PAUSE);
         }
-        let (away, is_due) = (now.duration_since(trouble.since), trouble.told.first());
+        let away = now.duration_since(trouble.since);
+        let is_due = trouble.told.first();
         let degraded = degraded.saturating_sub(trouble.degraded);
         drop(state);
         if is_due {

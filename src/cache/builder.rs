@@ -29,8 +29,14 @@ pub struct Builder<V, C = Json> {
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
     pub(super) fn new(store: Arc<dyn Store>, namespace: String) -> Self {
-        let (failures, settings) = (Failures::default(), Settings::default());
-        Self { store, namespace, codec: Json, failures, is_negative: None, settings }
+        Self {
+            store,
+            namespace,
+            codec: Json,
+            failures: Failures::default(),
+            is_negative: None,
+            settings: Settings::default(),
+        }
     }
 }
 
@@ -282,7 +288,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// [`Off`](EarlyRefresh::Off). A part is from 0 to 1.
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
         let rules = &mut self.options_mut().rules;
-        (rules.early, rules.aged) = (early, early != EarlyRefresh::Off);
+        rules.early = early;
+        rules.aged = early != EarlyRefresh::Off;
         self
     }
 

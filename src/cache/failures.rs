@@ -124,6 +124,13 @@ struct FailedHere {
     until: Instant,
 }
 
+impl FailedHere {
+    /// Returns whether the failures no longer count for the next one.
+    fn is_over(&self) -> bool {
+        Instant::now() >= after(self.until, self.back_off.remembered())
+    }
+}
+
 /// The number of keys whose failures without a lease are remembered.
 const KEYS: usize = 1024;
 
@@ -150,8 +157,10 @@ impl Failures {
     /// Returns how many loads of a key have failed in a row without a lease.
     pub(super) fn failed_here(&self, key: &Key) -> u32 {
         let mut here = lock(&self.here);
-        let lasts = |it: &&FailedHere| Instant::now() < after(it.until, it.back_off.remembered());
-        here.get(key).filter(lasts).map_or(0, |failed| failed.back_off.failures)
+        match here.get(key) {
+            Some(failed) if !failed.is_over() => failed.back_off.failures,
+            _ => 0,
+        }
     }
 
     /// Notes a load that failed without a lease, or whose failure the backend may not know of.
@@ -159,8 +168,7 @@ impl Failures {
         let until = after(Instant::now(), back_off.wait);
         let mut here = lock(&self.here);
         here.put(key.clone(), FailedHere { error: error.clone(), back_off, until });
-        let is_over = |it: &FailedHere| Instant::now() >= after(it.until, it.back_off.remembered());
-        while here.len() > KEYS || here.peek_lru().is_some_and(|(_, oldest)| is_over(oldest)) {
+        while here.len() > KEYS || here.peek_lru().is_some_and(|(_, oldest)| oldest.is_over()) {
             here.pop_lru();
         }
     }

@@ -138,15 +138,17 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let stripes = if is_tier { STRIPES } else { FEW_STRIPES };
         let order = Order::new(&settings.namespace, tags, stripes);
         Some(Arc::new_cyclic(|this: &Weak<Self>| {
-            let told = |tier: LocalTier| match store.tap(this.clone(), tier.max_staleness / 4) {
-                true => tier,
-                false => tier.max_staleness(Duration::MAX),
-            };
+            let mut tier = settings.local;
+            if let Some(told) = &mut tier
+                && !store.tap(this.clone(), told.max_staleness / 4)
+            {
+                told.max_staleness = Duration::MAX;
+            }
             Self {
                 rows: rows(weight, counters),
                 heaviest: weight / 4,
                 order,
-                tier: settings.local.map(told),
+                tier,
                 remembers: memory > 0,
                 counters: counters.clone(),
                 counted_until: Mutex::new(Instant::now()),
@@ -309,7 +311,8 @@ impl<V> LocalStore<V> {
         let Some(tier) = self.tier else { return };
         let trusted_until = after(self.order.complete_until(), tier.max_staleness);
         let mut counted_until = lock(&self.counted_until);
-        let (counted, now) = (*counted_until, Instant::now());
+        let counted = *counted_until;
+        let now = Instant::now();
         *counted_until = now;
         if !self.order.is_wanted.load(Ordering::Relaxed) {
             return;

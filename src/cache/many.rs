@@ -91,17 +91,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         E: Into<BoxError> + 'static,
     {
         let cache = self.clone();
-        let with_key = |id| (key_of(&id).into(), id);
-        let asked: Vec<(Key, I)> = ids.into_iter().take(MOST_KEYS + 1).map(with_key).collect();
+        let ids: Vec<I> = ids.into_iter().take(MOST_KEYS + 1).collect();
+        let keys: Vec<Key> = ids.iter().map(|id| key_of(id).into()).collect();
         async move {
-            if asked.len() > MOST_KEYS {
+            if ids.len() > MOST_KEYS {
                 let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
                 return Err(Error::new(ErrorKind::Overloaded, words));
             }
-            let (keys, ids): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
-            let looks = match cache.core.loads.begun.is_closed() {
-                false => read_many(&cache.core, &keys).await,
-                true => keys.iter().map(|_| None).collect(),
+            let looks = if cache.core.loads.begun.is_closed() {
+                keys.iter().map(|_| None).collect()
+            } else {
+                read_many(&cache.core, &keys).await
             };
             let mut answers = Vec::with_capacity(keys.len());
             for (key, look) in keys.iter().zip(looks) {
@@ -119,13 +119,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             let gathering = Gathering::new(&cache.core, loader);
             let shared = Shared::of(answers.iter().filter(|answer| answer.is_err()).count());
             let load = |at: usize, missed| {
-                let (gathering, id) = (gathering.clone(), ids[at].clone());
-                let (mut request, member) =
-                    (cache.request(keys[at].clone()), shared.member(missed));
+                let gathering = gathering.clone();
+                let id = ids[at].clone();
+                let mut request = cache.request(keys[at].clone());
+                let member = shared.member(missed);
                 request.options_mut().batch = Some(member.clone());
-                let work = move |lead| gathering.load(id, lead, member);
-                let (core, flown) = (&cache.core, request.fly(work));
-                async move { value_of(flown.await, &core.counters) }
+                let flown = request.fly(move |lead| gathering.load(id, lead, member));
+                let counters = &cache.core.counters;
+                async move { value_of(flown.await, counters) }
             };
             Ok(fill_gaps(answers, load).await)
         }
@@ -204,11 +205,19 @@ async fn fill_gaps<T, M, Fut: Future<Output = T>>(
     mut ask: impl FnMut(usize, M) -> Fut,
 ) -> Vec<T> {
     let mut asked = Vec::new();
-    let answers = answers.into_iter().enumerate();
-    let answers = answers.map(|(at, it)| it.map_err(|gap| asked.push(ask(at, gap))).ok());
-    let answers: Vec<_> = answers.collect();
+    let mut known = Vec::with_capacity(answers.len());
+    for (at, answer) in answers.into_iter().enumerate() {
+        match answer {
+            Ok(answer) => known.push(Some(answer)),
+            Err(gap) => {
+                asked.push(ask(at, gap));
+                known.push(None);
+            }
+        }
+    }
     let mut asked = join_all(asked).await.into_iter();
-    answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
+    let filled = known.into_iter().filter_map(|answer| answer.or_else(|| asked.next()));
+    filled.collect()
 }
 
 /// Reads many keys, with few questions to the backend. A key is `None` if it is invalid, or if its
@@ -220,9 +229,9 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
     let options = &core.settings.options;
     let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
     for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
-        let most = keys.len();
-        let (mut places, mut asked, mut names) =
-            (Vec::with_capacity(most), Vec::with_capacity(most), Vec::with_capacity(most));
+        let mut places = Vec::with_capacity(keys.len());
+        let mut asked = Vec::with_capacity(keys.len());
+        let mut names = Vec::with_capacity(keys.len());
         for (key, answer) in keys.iter().zip(answers) {
             if let Some(copy) = core.local_copy(&key.text, options) {
                 *answer = Some(Decision::Served(copy, None));
@@ -240,7 +249,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
             let shard = core.backend.shard_of(name);
             // One silence is one failure, for however many keys.
             if let Decision::Unanswered(error) = &decision
-                && !failed.iter().any(|it| Arc::ptr_eq(it, &shard))
+                && !failed.iter().any(|known| Arc::ptr_eq(known, &shard))
             {
                 shard.breaker.failed(error, &core.counters);
                 failed.push(shard);
@@ -374,7 +383,9 @@ where
 
     /// Takes the ids that wait. Their flights wait for the load of this number.
     fn take_all(&self, number: u64) -> (Batch<I, V>, Replies<I, V>, Vec<Edge>) {
-        let (mut ids, mut leads, mut replies) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut ids = Vec::new();
+        let mut leads = Vec::new();
+        let mut replies = HashMap::new();
         let mut edges = Vec::new();
         for WaitingId { id, lead, flight, reply } in std::mem::take(&mut *lock(&self.waiting)) {
             edges.extend(flight.and_then(|flight| flight::nested(flight, number)));
@@ -395,24 +406,33 @@ where
         made: Result<Vec<(I, V)>, Error>,
         mut failures: HashMap<I, Error>,
     ) {
-        let missing = || Error::new(ErrorKind::Load, "the loader returned no value for this id");
-        let (made, failed) = match made {
-            Ok(made) => (made, missing()),
-            Err(error) => (Vec::new(), error),
+        let mut failed = Error::new(ErrorKind::Load, "the loader returned no value for this id");
+        let made = match made {
+            Ok(made) => made,
+            Err(error) => {
+                failed = error;
+                Vec::new()
+            }
         };
         for (id, value) in made {
-            match replies.remove(&id) {
-                Some(mut same) => {
-                    let last = same.pop();
-                    same.into_iter().for_each(|it| drop(it.send(Ok(value.clone()))));
-                    last.map(|it| it.send(Ok(value)));
-                }
-                None => self.core.counters.unasked.add(),
+            let Some(mut callers) = replies.remove(&id) else {
+                self.core.counters.unasked.add();
+                continue;
+            };
+            let last = callers.pop();
+            // A caller may have gone.
+            for caller in callers {
+                let _ = caller.send(Ok(value.clone()));
+            }
+            if let Some(caller) = last {
+                let _ = caller.send(Ok(value));
             }
         }
-        for (id, same) in replies {
+        for (id, callers) in replies {
             let error = failures.remove(&id).unwrap_or_else(|| failed.clone());
-            same.into_iter().for_each(|it| drop(it.send(Err(error.clone()))));
+            for caller in callers {
+                let _ = caller.send(Err(error.clone()));
+            }
         }
     }
 }

@@ -130,9 +130,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Err(error) = self.backend.writes_repeated(name).await {
             return self.no_entry(name, &error);
         }
+        let store = self.backend.store.as_ref();
         let copies = self.local.copies.as_ref();
-        let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, Instant::now()));
-        let mut answer = self.backend.store.read(name, self.backend.asks_age(rules)).await;
+        let fill = copies.map(|copies| copies.begin(store, name, Instant::now()));
+        let mut answer = store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
         self.end_read(EntryQuestion { key, name, fill }, rules, answer)
     }
@@ -144,23 +145,23 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         names: &'a [Name],
         rules: &'a Rules,
     ) -> impl Iterator<Item = Decision<V>> + 'a {
+        let backend = &self.backend;
+        let store = backend.store.as_ref();
         let mut unrepeated = Vec::new();
-        if !self.backend.writes.is_empty() {
-            unrepeated =
-                join_all(names.iter().map(|name| self.backend.writes_repeated(name))).await;
+        if !backend.writes.is_empty() {
+            unrepeated = join_all(names.iter().map(|name| backend.writes_repeated(name))).await;
         }
+        let copies = self.local.copies.as_ref();
         let now = Instant::now();
         let mut questions = Vec::with_capacity(names.len());
         for (key, name) in keys.iter().zip(names) {
-            let copies = self.local.copies.as_ref();
-            let fill = copies.map(|copies| copies.begin(&*self.backend.store, name, now));
+            let fill = copies.map(|copies| copies.begin(store, name, now));
             questions.push(EntryQuestion { key, name, fill });
         }
-        let mut answers =
-            match self.backend.store.get_many(names, self.backend.asks_age(rules)).await {
-                Ok(answers) => answers,
-                Err(error) => vec![Err(error); names.len()],
-            };
+        let mut answers = match store.get_many(names, backend.asks_age(rules)).await {
+            Ok(answers) => answers,
+            Err(error) => vec![Err(error); names.len()],
+        };
         for (answer, repeated) in answers.iter_mut().zip(unrepeated) {
             if let Err(error) = repeated {
                 *answer = Err(error);

@@ -465,7 +465,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the outcome of late joiners whose look has no answer.
     fn away_for_late(&self) -> Option<Outcome<V>> {
-        if let Step::Land(end) = self.away(&mut Held::NOTHING) {
+        let mut held = Held::NOTHING;
+        if let Step::Land(end) = self.away(&mut held) {
             return Some(end.outcome);
         }
         // The late joiners may know of the act for which a value was refused. The answer to its

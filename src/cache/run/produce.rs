@@ -11,7 +11,7 @@ use std::{
 use tracing::debug;
 
 use super::{
-    AskedKey, FlightEnd, ForLate, Held, Load, Run,
+    AskedKey, FlightEnd, Held, Load, Run,
     made::{LoadBegun, Made, MadeValue},
 };
 use crate::{
