@@ -18,6 +18,7 @@ use super::{
     outage::DeferredWrites,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
+    unencoded::{FreshValues, ValueTable},
 };
 use crate::{
     advice,
@@ -40,13 +41,22 @@ pub struct Builder<V, C = Json> {
     codec: C,
     failures: Failures,
     is_negative: Option<Box<IsNegative<V>>>,
+    /// The values of a cache for one process, whose codec knows them.
+    pub(super) values: Option<Arc<ValueTable<V>>>,
     pub(super) settings: Settings,
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
     pub(super) fn new(store: Arc<dyn Store>, namespace: String) -> Self {
-        let (failures, settings) = (Failures::default(), Settings::default());
-        Self { store, namespace, codec: Json, failures, is_negative: None, settings }
+        Self {
+            store,
+            namespace,
+            codec: Json,
+            failures: Failures::default(),
+            is_negative: None,
+            values: None,
+            settings: Settings::default(),
+        }
     }
 }
 
@@ -54,7 +64,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
         let Self { store, namespace, failures, is_negative, settings, .. } = self;
-        Builder { store, namespace, codec, failures, is_negative, settings }
+        Builder { store, namespace, codec, failures, is_negative, values: None, settings }
     }
 
     /// Sets how the errors of loaders become bytes. Defaults to none.
@@ -231,7 +241,12 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let try_limit = try_limit(settings.retry.as_ref(), engine.backend.as_ref());
         let fence_life = settings.lease * 2 + Duration::from_secs(5);
         let name_of_tags = tags.name.clone();
+        let fresh_values = match self.values {
+            Some(values) => Some(FreshValues::new(values, &settings.namespace, &tags)),
+            None => None,
+        };
         let core = Core {
+            fresh_values,
             try_limit,
             fence_life,
             engine,

@@ -23,6 +23,7 @@ use super::{
     outcome::Outcome,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
+    unencoded::FreshValues,
 };
 use crate::{
     backend::{Edit, Entry, Store, TagEnd, Tagged, Tap, Windows, answered_by},
@@ -61,6 +62,8 @@ pub(crate) struct Core<V> {
     pub(super) refreshes: Refreshes,
     pub(super) failures: Failures,
     pub(super) copies: Option<Arc<LocalStore<V>>>,
+    /// The values of a cache for one process.
+    pub(super) fresh_values: Option<FreshValues<V>>,
     pub(super) tags: Arc<Tags>,
     /// The writes that failed while the backend was away.
     pub(super) writes: Arc<DeferredWrites>,
@@ -137,10 +140,13 @@ impl<V> Core<V> {
 
     /// Lets go of the copies of a value in this process.
     pub(super) fn forget_local(&self, key: &Key) {
-        if self.copies.is_none() && self.watches.are_none() {
+        if self.copies.is_none() && self.fresh_values.is_none() && self.watches.are_none() {
             return;
         }
         if let Ok(name) = self.name(key) {
+            if let Some(values) = &self.fresh_values {
+                values.forget(key, &name);
+            }
             self.copies.iter().for_each(|copies| copies.forget(key, &name));
             self.watches.each(|watch| watch.acted(key, &name));
         }
@@ -254,6 +260,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     pub(super) fn committed_local(&self, key: &Key, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
             copies.drop_older(&key.text, &name.prefix, fence);
+        }
+        if let Some(values) = &self.fresh_values {
+            values.forget(key, name);
         }
         self.watches.each(|watch| watch.changed(&name.prefix, fence));
     }

@@ -83,9 +83,12 @@ impl<V> Decision<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Returns the copy in this process, if it may be served.
+    /// Returns the value that is in this process, if it may be served without a question.
     #[inline]
     pub(super) fn local(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+        if let Some(values) = &self.fresh_values {
+            return values.get(key, &options.rules);
+        }
         let copies = self.copies.as_ref()?;
         let tier = copies.tier?;
         let delay = |fence, window| {
@@ -106,6 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Err(error) = self.writes_repeated(name).await {
             return self.no_entry(name, &error);
         }
+        let begun = self.fresh_values.as_ref().map(|values| (values, values.begin(name)));
         let mut keeps = self.keeps_copies(&[]);
         let (asked, mut answer) = loop {
             let copies = self.copies.as_ref().filter(|_| keeps);
@@ -119,7 +123,20 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             keeps = keeps_now;
         };
         self.judge(key, &mut answer).await;
-        self.end_read((key, name), rules, asked, answer)
+        let Some((values, begun)) = begun else {
+            return self.end_read((key, name), rules, asked, answer);
+        };
+        let candidate = match &answer {
+            Ok(Some(entry)) => values.candidate(begun, entry),
+            _ => None,
+        };
+        let decision = self.end_read((key, name), rules, asked, answer);
+        if let Some(candidate) = candidate
+            && let Decision::Served(loaded, None) = &decision
+        {
+            values.note(key, candidate, loaded, rules);
+        }
+        decision
     }
 
     /// Returns whether reads keep copies: from the first entry on that has windows, or the first

@@ -274,19 +274,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let patience = Patience::new(&options);
             // Nothing but what the caller needs lives across a wait, so that its future is small.
             let mut looked = None;
-            let lone = match begin_lone_look(&core, &key, &options) {
+            if let Some(key_use) = begin_lone_look(&core, &key, &options) {
                 // In a box, which a caller that waits does not need.
-                Some(key_use) => Box::pin(look_alone(&core, &key, &options, key_use)).await?,
-                None => LoneLook::NoTurn,
-            };
-            match lone {
-                LoneLook::Served(outcome) => return outcome,
-                LoneLook::Refreshes(outcome, refresh) => {
-                    refresh.begin(work.take().map(loader::boxed));
-                    return outcome;
+                match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
+                    LoneLook::Served(outcome) => return outcome,
+                    LoneLook::Refreshes(outcome, refresh) => {
+                        refresh.begin(work.take().map(loader::boxed));
+                        return outcome;
+                    }
+                    LoneLook::Loads(found) => looked = Some(found),
+                    LoneLook::NoTurn => {}
                 }
-                LoneLook::Loads(found) => looked = Some(found),
-                LoneLook::NoTurn => {}
             }
             loop {
                 let joined = InFlight::join(&core, &key, &mut options, &mut work, looked.take());
