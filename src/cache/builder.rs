@@ -18,7 +18,7 @@ use super::{
     outage::DeferredWrites,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
-    unencoded::{FreshValues, ValueTable},
+    unencoded::{FreshValues, ValueStore},
 };
 use crate::{
     advice,
@@ -42,7 +42,7 @@ pub struct Builder<V, C = Json> {
     failures: Failures,
     is_negative: Option<Box<IsNegative<V>>>,
     /// The values of a cache for one process, whose codec knows them.
-    pub(super) values: Option<Arc<ValueTable<V>>>,
+    pub(super) values: Option<ValueStore<V>>,
     pub(super) settings: Settings,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Builder, Cache, Codec,
-    unencoded::{Unencoded, ValueTable},
+    unencoded::{Unencoded, ValueStore, ValueTable},
 };
 use crate::backend::MemoryBackend;
 
@@ -34,9 +34,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub fn in_process(values: usize) -> Builder<V, impl Codec<V>> {
         let table = ValueTable::new();
         let backend = MemoryBackend::with_entries(values);
-        let mut builder = Self::builder(backend, "in-process").codec(Unencoded(table.clone()));
+        let codec = Unencoded(table.clone());
+        let mut builder = Self::builder(backend.clone(), "in-process").codec(codec);
         builder.settings.in_process = Some(values);
-        builder.values = Some(table);
+        builder.values = Some(ValueStore { table, backend });
         builder
     }
 }

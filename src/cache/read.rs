@@ -134,7 +134,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if let Some(candidate) = candidate
             && let Decision::Served(loaded, None) = &decision
         {
-            values.note(key, candidate, loaded, rules);
+            values.note(key, name, candidate, loaded, rules);
         }
         decision
     }

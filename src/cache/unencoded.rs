@@ -25,7 +25,7 @@ use super::{
     tags::Tags,
 };
 use crate::{
-    backend::Entry,
+    backend::{Entry, MemoryBackend},
     error::BoxError,
     key::{Key, Name, Namespace},
     random::Hasher,
@@ -34,8 +34,8 @@ use crate::{
 
 /// The stripes of the acts that a row depends on.
 const STRIPES: usize = 64;
-/// After so many hits, one asks the engine, which notes that the value is in use.
-const MOST_HITS: u32 = 8;
+/// After so many hits, the backend is told that the value is in use.
+const HITS: u32 = 8;
 
 /// The codec that leaves values as they are.
 pub(super) struct Unencoded<V>(pub(super) Arc<ValueTable<V>>);
@@ -56,6 +56,7 @@ struct StoredValue<V> {
 /// A value that may be served while it is fresh.
 struct FreshRow<V> {
     stored: Weak<StoredValue<V>>,
+    name: Name,
     record: Record,
     fence: u64,
     until: Instant,
@@ -122,9 +123,17 @@ impl<V: Clone + Send + Sync + 'static> Codec<V> for Unencoded<V> {
     }
 }
 
+/// Where the values of a cache for one process are.
+pub(super) struct ValueStore<V> {
+    pub(super) table: Arc<ValueTable<V>>,
+    /// It has the entries, which own the values.
+    pub(super) backend: MemoryBackend,
+}
+
 /// The fresh values of a cache for one process.
 pub(super) struct FreshValues<V> {
     table: Arc<ValueTable<V>>,
+    backend: MemoryBackend,
     /// The acts of this process.
     order: Order,
 }
@@ -136,27 +145,26 @@ pub(super) struct Candidate<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
-    pub(super) fn new(table: Arc<ValueTable<V>>, namespace: &Namespace, tags: &Arc<Tags>) -> Self {
-        Self { table, order: Order::new(namespace, tags, STRIPES) }
+    pub(super) fn new(values: ValueStore<V>, namespace: &Namespace, tags: &Arc<Tags>) -> Self {
+        let ValueStore { table, backend } = values;
+        Self { table, backend, order: Order::new(namespace, tags, STRIPES) }
     }
 
-    /// Returns a value that is fresh, unless the engine is to note that the value is in use. It is
-    /// near enough to count hits without an order.
+    /// Returns a value that is fresh.
     pub(super) fn get(&self, key: &str, rules: &Rules) -> Option<Loaded<V>> {
         let row = self.table.fresh.get(key)?;
-        let hits = row.hits.load(Ordering::Relaxed);
-        // The answer of the engine makes a new row.
-        if hits >= MOST_HITS || rules.replaces || row.fence < rules.least_fence {
+        if rules.replaces || row.fence < rules.least_fence || Instant::now() >= row.until {
             return None;
         }
-        row.hits.store(hits + 1, Ordering::Relaxed);
+        let stored = row.stored.upgrade()?;
         let record = row.record;
-        let until = row.until;
-        let stored = row.stored.upgrade();
+        // A hit that two callers count as one is of no matter.
+        let hits = row.hits.load(Ordering::Relaxed) + 1;
+        let used = if hits < HITS { None } else { Some(row.name.clone()) };
+        row.hits.store(hits % HITS, Ordering::Relaxed);
         drop(row);
-        let stored = stored?;
-        if Instant::now() >= until {
-            return None;
+        if let Some(name) = used {
+            self.backend.note_use(&name);
         }
         Some(Loaded { value: stored.value.clone(), source: Source::Hit, record })
     }
@@ -180,6 +188,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
     pub(super) fn note(
         &self,
         key: &Key,
+        name: &Name,
         candidate: Candidate<V>,
         loaded: &Loaded<V>,
         rules: &Rules,
@@ -195,6 +204,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         let fence = loaded.fence().unwrap_or_default();
         let row = FreshRow {
             stored,
+            name: name.clone(),
             record: loaded.record,
             fence,
             until: after(Instant::now(), left),
