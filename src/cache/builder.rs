@@ -7,8 +7,10 @@ use super::{
     activity::Activity,
     core::{CacheBackend, Core, EntryFormat, Loads, LocalState},
     failures::{AfterFailure, ErrorCodec, Failures},
+    local::LocalStore,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
+    unencoded::{FreshValues, ValueStore},
 };
 use crate::{
     advice, backend::Store, error::Error, key::Namespace, lease::RetryStrategy, meter::Meter,
@@ -24,6 +26,8 @@ pub struct Builder<V, C = Json> {
     codec: C,
     failures: Failures,
     is_negative: Option<Box<IsNegative<V>>>,
+    /// The values of a cache for one process, whose codec knows them.
+    pub(super) values: Option<ValueStore<V>>,
     pub(super) settings: Settings,
 }
 
@@ -35,6 +39,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
             codec: Json,
             failures: Failures::default(),
             is_negative: None,
+            values: None,
             settings: Settings::default(),
         }
     }
@@ -44,7 +49,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
         let Self { store, namespace, failures, is_negative, settings, .. } = self;
-        Builder { store, namespace, codec, failures, is_negative, settings }
+        Builder { store, namespace, codec, failures, is_negative, values: None, settings }
     }
 
     /// Sets how the errors of loaders become bytes. Defaults to none.
@@ -218,12 +223,16 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let counters = Arc::<Counters>::default();
         let tags = Arc::new(Tags::new(&settings));
         let backend = CacheBackend::new(self.store, &settings, tags.name.clone());
-        let local = LocalState::new(&settings, backend.store.as_ref(), tags, &counters);
+        let fresh_values = match self.values {
+            Some(values) => Some(FreshValues::new(values, &settings.namespace, &tags)),
+            None => None,
+        };
+        let copies = LocalStore::of(&settings, backend.store.as_ref(), &tags, &counters);
         let core = Core {
             backend,
             format: EntryFormat::new(self.codec, settings.schema, self.is_negative),
             loads: Loads::new(&settings, self.failures),
-            local,
+            local: LocalState::new(copies, fresh_values, tags),
             counters,
             meter: Meter::default(),
             activity: Activity::default(),

@@ -27,6 +27,7 @@ use super::{
     outcome::Outcome,
     settings::{IsNegative, Options, Settings},
     tags::Tags,
+    unencoded::FreshValues,
 };
 use crate::{
     backend::{Edit, Entry, Store, TagEnd, Tagged, Tap, Windows, answered_by},
@@ -108,6 +109,8 @@ pub(super) struct Loads<V> {
 pub(super) struct LocalState<V> {
     /// `None` if the cache keeps none: it has no local tier, and remembers nothing for an outage.
     pub(super) copies: Option<Arc<LocalStore<V>>>,
+    /// The values of a cache for one process.
+    pub(super) fresh_values: Option<FreshValues<V>>,
     /// The watches of the user, which keep other caches true.
     pub(super) watches: Watches,
     /// Which tags have ended, as far as this process was told.
@@ -227,23 +230,21 @@ impl<V: Clone + Send + Sync + 'static> Loads<V> {
     }
 }
 
-impl<V: Clone + Send + Sync + 'static> LocalState<V> {
+impl<V> LocalState<V> {
     pub(super) fn new(
-        settings: &Settings,
-        store: &dyn Store,
+        copies: Option<Arc<LocalStore<V>>>,
+        fresh_values: Option<FreshValues<V>>,
         tags: Arc<Tags>,
-        counters: &Arc<Counters>,
     ) -> Self {
         Self {
-            copies: LocalStore::of(settings, store, &tags, counters),
+            copies,
+            fresh_values,
             watches: Watches::default(),
             tags,
             invalidations: Invalidations::default(),
         }
     }
-}
 
-impl<V> LocalState<V> {
     /// Lets go of the copy of a value, because there is a newer entry.
     pub(super) fn drop_copy(&self, key: &Key) {
         if let Some(copies) = &self.copies {
@@ -258,10 +259,13 @@ impl<V> LocalState<V> {
         }
     }
 
-    /// Lets go of what the copies in this process have from before a commit under this fence.
+    /// Lets go of what this process has of a key from before a commit under this fence.
     pub(super) fn committed(&self, key: &Key, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
             copies.drop_older(&key.text, &name.prefix, fence);
+        }
+        if let Some(values) = &self.fresh_values {
+            values.forget(key, name);
         }
         self.watches.each(|watch| watch.changed(&name.prefix, fence));
     }
@@ -331,11 +335,14 @@ impl<V> Core<V> {
 
     /// Lets go of the copies of a value in this process.
     pub(super) fn forget_local(&self, key: &Key) {
-        let LocalState { copies, watches, .. } = &self.local;
-        if copies.is_none() && watches.are_none() {
+        let LocalState { copies, fresh_values, watches, .. } = &self.local;
+        if copies.is_none() && fresh_values.is_none() && watches.are_none() {
             return;
         }
         let Ok(name) = self.name(key) else { return };
+        if let Some(values) = fresh_values {
+            values.forget(key, &name);
+        }
         if let Some(copies) = copies {
             copies.forget(key, &name);
         }

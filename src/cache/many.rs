@@ -233,7 +233,7 @@ async fn read_many<V: Clone + Send + Sync + 'static>(
         let mut asked = Vec::with_capacity(keys.len());
         let mut names = Vec::with_capacity(keys.len());
         for (key, answer) in keys.iter().zip(answers) {
-            if let Some(copy) = core.local_copy(&key.text, options) {
+            if let Some(copy) = core.local_value(&key.text, options) {
                 *answer = Some(Decision::Served(copy, None));
             } else if let Ok(name) = core.name(key)
                 && !core.backend.shard_of(&name).breaker.is_troubled()

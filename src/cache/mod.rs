@@ -34,6 +34,7 @@ mod request;
 mod run;
 mod settings;
 mod tags;
+mod unencoded;
 mod watch;
 
 #[doc = include_str!("../../docs/freshness.md")]
@@ -207,11 +208,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
+    pub async fn get(&self, key: impl IntoKey) -> Result<Option<V>, Error> {
+        // Before a key is made, which costs as much as a copy.
+        if let Some(text) = key.key_text()
+            && let Some(copy) = self.get_local(text)
+        {
+            return Ok(Some(copy));
+        }
         let key = key.into();
         self.core.activity.note(&key);
         let options = &self.core.settings.options;
-        if let Some(copy) = self.core.local_copy(&key.text, options) {
+        if let Some(copy) = self.core.local_value(&key.text, options) {
             self.core.counters.served(copy.source);
             return Ok(Some(copy.value));
         }
@@ -220,11 +227,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     }
 
     /// Returns the copy of a value that the [local tier](Builder::local) has, if it may be served.
-    /// Asks no backend, and starts nothing.
+    /// Asks no backend, and starts nothing. A cache [for one process](Self::in_process) returns
+    /// most of its fresh values so.
     pub fn get_local(&self, key: &str) -> Option<V> {
-        let copy = self.core.local_copy(key, &self.core.settings.options)?;
+        let copy = self.core.local_value(key, &self.core.settings.options)?;
         self.core.activity.note(key);
-        self.core.counters.served(Source::Local);
+        self.core.counters.served(copy.source);
         Some(copy.value)
     }
 

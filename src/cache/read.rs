@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Loaded, Source,
-    core::Core,
+    core::{Core, LocalState},
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
@@ -101,9 +101,12 @@ struct TaggedAnswer<'a> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Returns the copy in this process, if it may be served.
+    /// Returns the value that is in this process, if it may be served without a question.
     #[inline]
-    pub(super) fn local_copy(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+    pub(super) fn local_value(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
+        if let Some(values) = &self.local.fresh_values {
+            return values.get(key, &options.rules);
+        }
         let copies = self.local.copies.as_ref()?;
         let tier = copies.tier?;
         let row = copies.get(tier, key, &options.rules, |fence, window| {
@@ -131,11 +134,26 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return self.no_entry(name, &error);
         }
         let store = self.backend.store.as_ref();
-        let copies = self.local.copies.as_ref();
-        let fill = copies.map(|copies| copies.begin(store, name, Instant::now()));
+        let LocalState { copies, fresh_values, .. } = &self.local;
+        let begun = fresh_values.as_ref().map(|values| (values, values.begin(name)));
+        let fill = copies.as_ref().map(|copies| copies.begin(store, name, Instant::now()));
         let mut answer = store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
-        self.end_read(EntryQuestion { key, name, fill }, rules, answer)
+        let question = EntryQuestion { key, name, fill };
+        let Some((values, begun)) = begun else {
+            return self.end_read(question, rules, answer);
+        };
+        let candidate = match &answer {
+            Ok(Some(entry)) => values.candidate(begun, entry),
+            _ => None,
+        };
+        let decision = self.end_read(question, rules, answer);
+        if let Some(candidate) = candidate
+            && let Decision::Served(loaded, None) = &decision
+        {
+            values.note(key, name, candidate, loaded, rules);
+        }
+        decision
     }
 
     /// Reads some entries with one question, as [`read`](Self::read) does.

@@ -223,7 +223,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
         self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
         let Self { core, key, options } = self;
-        if let Some(loaded) = core.local_copy(&key.text, &options) {
+        if let Some(loaded) = core.local_value(&key.text, &options) {
             core.counters.served(loaded.source());
             return Ok(Begun::Ready(loaded));
         }
@@ -270,26 +270,24 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let Self { core, key, mut options } = self;
         let mut work = Some(work);
         async move {
-            if let Some(loaded) = core.local_copy(&key.text, &options) {
+            if let Some(loaded) = core.local_value(&key.text, &options) {
                 return Ok(FlightResult::Loaded(loaded));
             }
             let takes_heads = options.sharing.takes_heads;
             let patience = Patience::new(&options);
             // Nothing but what the caller needs lives across a wait, so that its future is small.
             let mut looked = None;
-            let lone = match begin_lone_look(&core, &key, &options) {
+            if let Some(key_use) = begin_lone_look(&core, &key, &options) {
                 // In a box, which a caller that waits does not need.
-                Some(key_use) => Box::pin(look_alone(&core, &key, &options, key_use)).await?,
-                None => LoneLook::NoTurn,
-            };
-            match lone {
-                LoneLook::Served(outcome) => return outcome,
-                LoneLook::Refreshes(outcome, refresh) => {
-                    refresh.begin(work.take().map(loader::boxed));
-                    return outcome;
+                match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
+                    LoneLook::Served(outcome) => return outcome,
+                    LoneLook::Refreshes(outcome, refresh) => {
+                        refresh.begin(work.take().map(loader::boxed));
+                        return outcome;
+                    }
+                    LoneLook::Loads(found) => looked = Some(found),
+                    LoneLook::NoTurn => {}
                 }
-                LoneLook::Loads(found) => looked = Some(found),
-                LoneLook::NoTurn => {}
             }
             loop {
                 let joined = InFlight::join(&core, &key, &mut options, &mut work, looked.take());

@@ -75,3 +75,90 @@ async fn a_cache_of_no_values_is_refused() {
     cache.insert("k", &1).await.unwrap();
     assert_eq!(cache.get("k").await.unwrap(), Some(1));
 }
+
+/// A value is served without the engine until its time is over, or an act of this process ends it.
+#[tokio::test(start_paused = true)]
+async fn an_act_and_the_end_of_its_time_end_a_fresh_value() {
+    const TTL: Duration = Duration::from_secs(60);
+    let living = Arc::new(AtomicUsize::new(0));
+    let cache: Cache<Arc<Held>> = Cache::in_process(100).ttl(TTL).build().unwrap();
+    let value = async || Some(cache.get("k").await.unwrap()?.1);
+    let settled = async |expected: Option<u64>| {
+        for _ in 0..30 {
+            assert_eq!(value().await, expected);
+        }
+    };
+    cache.insert("k", &Held::new(&living, 1)).await.unwrap();
+    settled(Some(1)).await;
+    assert_eq!(cache.stats().hits, 30);
+    let load = |_lead: Lead<_>| async { Err::<Arc<Held>, _>(std::io::Error::other("a load")) };
+    for _ in 0..30 {
+        assert_eq!(cache.get_or_load("k", load).await.unwrap().1, 1);
+    }
+    assert_eq!(cache.stats().hits, 60);
+
+    cache.insert("k", &Held::new(&living, 2)).await.unwrap();
+    assert_eq!(living.load(Ordering::SeqCst), 1);
+    settled(Some(2)).await;
+    cache.expire("k").await.unwrap();
+    settled(None).await;
+    cache.insert("k", &Held::new(&living, 3)).await.unwrap();
+    settled(Some(3)).await;
+    sleep(TTL / 2).await;
+    assert!(cache.request("k").touch().await.unwrap());
+    settled(Some(3)).await;
+    sleep(TTL - Duration::from_millis(1)).await;
+    settled(Some(3)).await;
+    sleep(Duration::from_millis(1)).await;
+    settled(None).await;
+
+    cache.insert("k", &Held::new(&living, 4)).await.unwrap();
+    settled(Some(4)).await;
+    let newer = Held::new(&living, 5);
+    let load = |_lead| async move { Ok::<_, BoxError>(newer) };
+    assert_eq!(cache.request("k").refresh(load).await.unwrap().value.1, 5);
+    settled(Some(5)).await;
+    cache.invalidate("k").await.unwrap();
+    settled(None).await;
+    assert_eq!(living.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_in_use_stays_while_others_come_and_go() {
+    let cache: Cache<u64> = Cache::in_process(20).build().unwrap();
+    cache.insert("hot", &1).await.unwrap();
+    for number in 0..1000_u64 {
+        cache.insert(number, &number).await.unwrap();
+        assert_eq!(cache.get("hot").await.unwrap(), Some(1), "after {number}");
+    }
+}
+
+/// A reader that has the old value under way puts it back for no later caller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_caller_is_served_what_an_insert_has_replaced() {
+    let cache: Cache<u64> = Cache::in_process(20).build().unwrap();
+    cache.insert("k", &0).await.unwrap();
+    let latest = Arc::new(AtomicUsize::new(0));
+    let readers = (0..3).map(|_| {
+        let (cache, latest) = (cache.clone(), latest.clone());
+        tokio::spawn(async move {
+            loop {
+                let least = latest.load(Ordering::SeqCst) as u64;
+                let found = cache.get("k").await.unwrap().unwrap();
+                assert!(found >= least, "{found} after {least} was inserted");
+                if found == 20_000 {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        })
+    });
+    let readers: Vec<_> = readers.collect();
+    for number in 1..=20_000 {
+        cache.insert("k", &number).await.unwrap();
+        latest.store(number as usize, Ordering::SeqCst);
+    }
+    for reader in readers {
+        reader.await.unwrap();
+    }
+}

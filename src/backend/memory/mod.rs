@@ -79,6 +79,11 @@ impl MemoryBackend {
         Self { channels: Channels::default(), ..self.clone() }
     }
 
+    /// Counts an entry as used, which was served without a question.
+    pub(crate) fn note_use(&self, name: &Name) {
+        self.data().entries.stored.promote(&stored::entry_key(name));
+    }
+
     fn data(&self) -> MutexGuard<'_, Data> {
         lock(&self.data)
     }

@@ -140,7 +140,7 @@ impl Order {
     }
 
     /// Lets go of a name, and of all answers to questions until now.
-    pub(super) fn forget(&self, name: &Name, remove: impl FnOnce()) {
+    pub(in crate::cache) fn forget(&self, name: &Name, remove: impl FnOnce()) {
         let mut stripe = self.stripe(stripe_of(&name.prefix));
         stripe.changes += 1;
         stripe.last_act = stripe.changes;

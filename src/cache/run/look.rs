@@ -316,12 +316,17 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             Change::Failed(failure) if failure.fence() >= self.met => {
                 Break(Step::Land(FlightEnd::failed(core.loads.failures.of_another(failure))))
             }
-            // The load that was in the way made nothing for others. Their patience is bounded.
-            Change::Wake if self.run.fails_alone() => {
+            // The load that was in the way made nothing for others. Their patience is bounded. A
+            // flight that waits once claims again, and waits no more.
+            Change::Wake if self.run.fails_alone() && !self.waits_once() => {
                 Break(Step::Land(FlightEnd::alone(Alone::Reserved)))
             }
             _ => Continue(()),
         }
+    }
+
+    fn waits_once(&self) -> bool {
+        self.run.asked.options.sharing.waits_once
     }
 
     /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
@@ -394,7 +399,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         let before = std::mem::replace(&mut self.met, fence);
         let is_next = before != 0 && before != fence;
-        if is_last || (is_next && options.sharing.waits_once) {
+        if is_last || (is_next && self.waits_once()) {
             debug!("the wait for another process is over");
             return Break(Step::LoadUnleased);
         }
