@@ -41,6 +41,11 @@
 //! [`Values`], loads beyond it queue. In `Http` they pass through, or are refused at once. To bound
 //! those that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
+//! # What a pass costs
+//!
+//! A request that [passes](ResponseFuture) to the inner service is polled in place, and the
+//! response keeps its body. Neither is put into a box. Only a response that may be shared is.
+//!
 //! # What clones share
 //!
 //! All clones of a layer, and all services that they make, share the cache of that layer and
@@ -50,6 +55,7 @@
 //! A request that leads runs in a task of its own, in the tracing span of its caller. The
 //! cancellation of this caller does not reach it, and neither do the caller's task-local values.
 
+mod future;
 #[cfg(feature = "http")]
 mod http;
 mod values;
@@ -62,15 +68,15 @@ pub mod sharing {}
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{
-    BodyError, CachedResponse, Http, InnerServiceError, Policy, Query, ResponseBody, ResponseCodec,
-    http_cache,
+    BodyError, CachedResponse, Http, HttpPass, InnerServiceError, Policy, Query, ResponseBody,
+    ResponseCodec, http_cache,
 };
-pub use self::values::Values;
+pub use self::{
+    future::ResponseFuture,
+    values::{Values, ValuesPass},
+};
 
-use std::future::poll_fn;
-
-use tower_layer::Layer;
-use tower_service::Service;
+use tower::Layer;
 
 /// Wraps services so that equal requests share one response. The [module](self) has an example.
 ///
@@ -96,16 +102,4 @@ impl<S, M: Clone> Layer<S> for BellwetherLayer<M> {
     fn layer(&self, inner: S) -> Self::Service {
         Bellwether { inner, mode: self.mode.clone() }
     }
-}
-
-/// Makes a clone of a service ready, then calls it.
-async fn oneshot<S, Req>(mut clone: S, request: Req) -> Result<S::Response, S::Error>
-where
-    S: Service<Req>,
-{
-    poll_fn(|context| clone.poll_ready(context)).await?;
-    let response = clone.call(request);
-    // The clone may hold a permit or a slot of the inner service. It must not outlive the call.
-    drop(clone);
-    response.await
 }

@@ -1,12 +1,16 @@
 use std::{
     fmt,
+    pin::Pin,
     task::{Context, Poll},
 };
 
-use futures_util::future::BoxFuture;
-use tower_service::Service;
+use pin_project::pin_project;
+use tower::{Service, util::Oneshot};
 
-use super::{Bellwether, BellwetherLayer, oneshot};
+use super::{
+    Bellwether, BellwetherLayer,
+    future::{ResponseFuture, ShareEnd},
+};
 use crate::{
     cache::Cache,
     error::{BoxError, Error},
@@ -64,7 +68,7 @@ where
 {
     type Response = V;
     type Error = Error;
-    type Future = BoxFuture<'static, Result<V, Error>>;
+    type Future = ResponseFuture<ValuesPass<S, Req>>;
 
     /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -76,10 +80,40 @@ where
         match (self.mode.key)(&request) {
             Some(key) => {
                 let cached = self.mode.cache.request(key);
-                let loaded = cached.load(move |_lead| oneshot(inner, request));
-                Box::pin(async { Ok(loaded.await?.value) })
+                let load = cached.load(move |_lead| Oneshot::new(inner, request));
+                ResponseFuture::sharing(async move {
+                    let loaded = load.await;
+                    ShareEnd::Answered(loaded.map(|loaded| loaded.value))
+                })
             }
-            None => Box::pin(async { oneshot(inner, request).await.map_err(Error::load) }),
+            None => ResponseFuture::passing(ValuesPass { call: Oneshot::new(inner, request) }),
         }
+    }
+}
+
+/// The future of a request without a key, which passes to the inner service.
+#[must_use = "futures do nothing unless you `.await` or poll them"]
+#[pin_project]
+pub struct ValuesPass<S: Service<Req>, Req> {
+    /// Drops its clone of the service when it has called that, because a clone may hold a permit.
+    #[pin]
+    call: Oneshot<S, Req>,
+}
+
+impl<S, Req> Future for ValuesPass<S, Req>
+where
+    S: Service<Req>,
+    S::Error: Into<BoxError>,
+{
+    type Output = Result<S::Response, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.project().call.poll(cx).map_err(Error::load)
+    }
+}
+
+impl<S: Service<Req>, Req> fmt::Debug for ValuesPass<S, Req> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ValuesPass").finish_non_exhaustive()
     }
 }

@@ -148,3 +148,25 @@ async fn a_layer_within_itself_does_not_wait_for_itself() {
     ));
     assert_eq!(timeout(5 * SECOND, service.oneshot("a")).await.unwrap().unwrap(), "A");
 }
+
+/// The future of a join keeps those that are complete until all are.
+#[tokio::test(start_paused = true)]
+async fn a_future_that_has_answered_holds_nothing_of_the_call() {
+    let permits = Arc::new(tokio::sync::Semaphore::new(1));
+    let limited = permits.clone();
+    let inner = service_fn(move |_: Request| {
+        // Not an async block, which drops what it holds when it ends.
+        let mut held = Vec::new();
+        let limited = limited.clone();
+        std::future::poll_fn(move |_| {
+            held.push(limited.clone().try_acquire_owned());
+            std::task::Poll::Ready(Err::<String, _>("refused"))
+        })
+    });
+    let mut service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(inner);
+    for request in ["own", "a"] {
+        let mut future = std::pin::pin!(service.call(request));
+        assert!(future.as_mut().await.is_err());
+        assert_eq!(permits.available_permits(), 1, "{request}");
+    }
+}

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use axum::body::Body;
 use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
     Redlock,
@@ -31,6 +32,8 @@ use bellwether::{
     },
     testing::{Answer, Fault, Faults, Faulty, Interceptor, Op, Operation},
 };
+use http::Response;
+use tower::Service;
 
 /// Compiles if all these types are `Send`, `Sync`, `Unpin` and `Clone`.
 macro_rules! all_traits {
@@ -89,10 +92,10 @@ all_but_clone! {
 // A body is neither `Sync` nor `Clone`.
 const _: () = {
     const fn check<T: Send + Unpin>() {}
-    check::<ResponseBody>();
+    check::<ResponseBody<Body>>();
 };
-none_is!(Sync: ResponseBody);
-none_is!(Clone: ResponseBody);
+none_is!(Sync: ResponseBody<Body>);
+none_is!(Clone: ResponseBody<Body>);
 
 const NO_TIME: Duration = Duration::ZERO;
 
@@ -186,4 +189,28 @@ fn futures_of_latches<B: Store>(backend: &B, name: &Name, id: Owner) {
     send(backend.count_down(name, id, 1));
     send(backend.latch(name));
     send(backend.clear_latch(name));
+}
+
+/// A service has futures that may be spawned if those of the inner service may be.
+#[allow(dead_code)]
+fn futures_of_a_layer<S>(
+    mut service: Bellwether<S, Values<String, fn(&String) -> Option<Key>>>,
+    request: String,
+) where
+    S: Service<String, Response = String> + Clone + Send + 'static,
+    S::Error: Into<BoxError> + 'static,
+    S::Future: Send + 'static,
+{
+    send(service.call(request));
+}
+
+#[allow(dead_code)]
+fn futures_of_an_http_layer<S, B>(mut service: Bellwether<S, Http>, request: http::Request<Body>)
+where
+    S: Service<http::Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    B: http_body::Body<Error: Into<BoxError>> + Send + 'static,
+{
+    send(service.call(request));
 }

@@ -27,7 +27,7 @@ impl Calls {
     }
 }
 
-type Answer = Response<ResponseBody>;
+type Answer = Response<ResponseBody<Body>>;
 type App = BoxCloneSyncService<Request<Body>, Answer, Infallible>;
 
 /// Returns a process of a service: a layer over a backend of its own.

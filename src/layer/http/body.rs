@@ -31,6 +31,7 @@ use futures_util::FutureExt;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, combinators::UnsyncBoxBody};
+use pin_project::pin_project;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -44,13 +45,92 @@ use crate::{
     time::after,
 };
 
-/// The body of a response: stored bytes, or the body of the inner service.
+/// The body of a response. `B` is the body of the inner service.
 ///
-/// The callers of a process may read one body of the inner service together, each at its own pace.
-/// If it breaks off, all of them get its [error](BodyError).
-pub struct ResponseBody(BodySource);
+/// The body of a response to a request that passed is a `B`, in its place. Any other one is stored
+/// bytes, or the body of the inner service in a box. The callers of a process may read that
+/// together, each at its own pace. If it breaks off, all of them get its [error](BodyError).
+///
+/// It is `Send` if `B` is, and `Unpin` if `B` is.
+#[pin_project]
+pub struct ResponseBody<B> {
+    #[pin]
+    source: BodySource<B>,
+}
 
-enum BodySource {
+#[pin_project(project = SourceProjection)]
+enum BodySource<B> {
+    /// The body of the inner service, for the caller whose request passed.
+    Passed(#[pin] B),
+    /// A body that does not depend on `B`, because services of different bodies share one cache.
+    Layer(LayerBody),
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn from_passed(body: B) -> Self {
+        Self { source: BodySource::Passed(body) }
+    }
+
+    pub(super) fn from_layer(body: LayerBody) -> Self {
+        Self { source: BodySource::Layer(body) }
+    }
+}
+
+/// Returns an empty body, which middlewares such as CORS answer with.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::from_layer(LayerBody::default())
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Error: Into<BoxError>>,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.project().source.project() {
+            SourceProjection::Passed(body) => body.poll_frame(cx).map(|frame| match frame? {
+                Ok(frame) => Some(Ok(frame.map_data(into_bytes))),
+                Err(error) => Some(Err(BodyError::service(error))),
+            }),
+            SourceProjection::Layer(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            BodySource::Passed(body) => body.is_end_stream(),
+            BodySource::Layer(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            BodySource::Passed(body) => body.size_hint(),
+            BodySource::Layer(body) => body.size_hint(),
+        }
+    }
+}
+
+impl<B> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+/// Returns the bytes of a piece of a body. `Bytes` itself is not copied.
+fn into_bytes(mut data: impl Buf) -> Bytes {
+    data.copy_to_bytes(data.remaining())
+}
+
+/// The body of a response that the layer has made, has stored, or has called the service for.
+pub(super) enum LayerBody {
     /// All bytes are here.
     Whole(Bytes),
     /// The inner body, for one caller.
@@ -59,65 +139,53 @@ enum BodySource {
     Shared(Reader),
 }
 
-impl ResponseBody {
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        Self(BodySource::Whole(bytes))
-    }
-
-    pub(super) fn single(body: ServiceBody) -> Self {
-        Self(BodySource::Single(body))
-    }
-
+impl LayerBody {
     /// Returns the bytes of a whole body.
     pub(super) fn bytes(&self) -> Option<&Bytes> {
-        match &self.0 {
-            BodySource::Whole(bytes) => Some(bytes),
-            _ => None,
+        match self {
+            Self::Whole(bytes) => Some(bytes),
+            Self::Single(_) | Self::Shared(_) => None,
         }
     }
 }
 
-/// Returns an empty body, which middlewares such as CORS answer with.
-impl Default for ResponseBody {
+impl Default for LayerBody {
     fn default() -> Self {
-        Self::whole(Bytes::new())
+        Self::Whole(Bytes::new())
     }
 }
 
-impl Body for ResponseBody {
+impl Body for LayerBody {
     type Data = Bytes;
     type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.0 {
-            BodySource::Whole(bytes) => {
+        match &mut *self {
+            Self::Whole(bytes) => {
                 let bytes = Some(mem::take(bytes)).filter(|bytes| !bytes.is_empty());
                 Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))
             }
-            BodySource::Single(body) => {
-                body.hint = SizeHint::default();
-                Pin::new(&mut body.frames).poll_frame(context)
-            }
-            BodySource::Shared(reader) => reader.poll_frame(context),
+            Self::Single(body) => Pin::new(body).poll_frame(cx),
+            Self::Shared(reader) => reader.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            BodySource::Whole(bytes) => bytes.is_empty(),
-            BodySource::Single(body) => body.frames.is_end_stream(),
-            BodySource::Shared(reader) => reader.is_done,
+        match self {
+            Self::Whole(bytes) => bytes.is_empty(),
+            Self::Single(body) => body.is_end_stream(),
+            Self::Shared(reader) => reader.is_done,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            BodySource::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            BodySource::Single(body) => body.hint,
-            BodySource::Shared(Reader { body, place, .. }) => {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Single(body) => body.size_hint(),
+            Self::Shared(Reader { body, place, .. }) => {
                 let state = lock(&body.state);
                 let arrived = matches!(state.end, Some(Ok(_))).then_some(state.received);
                 let left = arrived.or(body.announced).map(|length| length.saturating_sub(*place));
@@ -127,17 +195,32 @@ impl Body for ResponseBody {
     }
 }
 
-impl fmt::Debug for ResponseBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseBody").finish_non_exhaustive()
-    }
+/// The body of the inner service, in a box.
+pub(super) struct ServiceBody {
+    frames: UnsyncBoxBody<Bytes, BodyError>,
+    /// The length that it announces, until it is read.
+    hint: SizeHint,
 }
 
-/// The body of the inner service.
-pub(super) struct ServiceBody {
-    pub(super) frames: UnsyncBoxBody<Bytes, BodyError>,
-    /// The length that it announces, until it is read.
-    pub(super) hint: SizeHint,
+impl Body for ServiceBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.hint = SizeHint::default();
+        Pin::new(&mut self.frames).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.hint
+    }
 }
 
 impl ServiceBody {
@@ -146,9 +229,8 @@ impl ServiceBody {
         B: Body<Error: Into<BoxError>> + Send + 'static,
     {
         let hint = body.size_hint();
-        // `Bytes` itself is not copied.
-        let in_bytes = |mut data: B::Data| data.copy_to_bytes(data.remaining());
-        let body = body.map_err(BodyError::service).map_frame(move |it| it.map_data(in_bytes));
+        let body = body.map_err(BodyError::service);
+        let body = body.map_frame(|frame| frame.map_data(into_bytes));
         Self { frames: body.boxed_unsync(), hint }
     }
 
@@ -420,15 +502,12 @@ impl SharedBody {
     /// Returns a reader from the start on, for the caller whose request the body answers or for
     /// another one. Fails for the latter with the error by which the body broke off, or with none
     /// if the first bytes are gone.
-    pub(super) fn reader(
-        self: &Arc<Self>,
-        is_own: bool,
-    ) -> Result<ResponseBody, Option<BodyError>> {
+    pub(super) fn reader(self: &Arc<Self>, is_own: bool) -> Result<LayerBody, Option<BodyError>> {
         let mut state = lock(&self.state);
         match &state.end {
             Some(Err(error)) if !is_own => return Err(Some(error.clone())),
             _ if state.left_as.is_some() => return Err(None),
-            Some(Ok(None)) => return Ok(ResponseBody::whole(state.whole())),
+            Some(Ok(None)) => return Ok(LayerBody::Whole(state.whole())),
             _ => {}
         }
         state.joined += 1;
@@ -437,7 +516,7 @@ impl SharedBody {
         drop(state);
         let body = Arc::clone(self);
         let reader = Reader { body, number, place: 0, takes_trailers: is_own, is_done: false };
-        Ok(ResponseBody(BodySource::Shared(reader)))
+        Ok(LayerBody::Shared(reader))
     }
 
     /// Adds data of the body and its end, and wakes the readers that wait.
@@ -723,7 +802,7 @@ impl State {
     }
 }
 
-struct Reader {
+pub(super) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
     /// How much it has read.

@@ -7,7 +7,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::AGE, response::Parts,
 };
 
-use super::{InnerServiceError, ResponseBody, fields::strip};
+use super::{InnerServiceError, body::LayerBody, fields::strip};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Json},
@@ -48,9 +48,9 @@ impl ResponseHead {
     /// Builds a response of this age, if it has one.
     pub(super) fn with_age(
         self: Arc<Self>,
-        body: ResponseBody,
+        body: LayerBody,
         age: Option<u64>,
-    ) -> Response<ResponseBody> {
+    ) -> Response<LayerBody> {
         // A hit has the only reference to what it decoded.
         let head = Arc::unwrap_or_clone(self);
         let mut response = Response::new(body);

@@ -17,7 +17,8 @@ use http::{
 use http_body::Body;
 
 use super::{
-    Question, ResponseBody,
+    Question,
+    body::LayerBody,
     fields::{date, sole},
 };
 
@@ -30,7 +31,7 @@ pub(super) const RANGE_TERMS: [HeaderName; 2] = [IF_RANGE, RANGE];
 
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
-    pub(super) fn answer(&self, response: Response<ResponseBody>) -> Response<ResponseBody> {
+    pub(super) fn answer(&self, response: Response<LayerBody>) -> Response<LayerBody> {
         let (asked, is_head) = (&self.head.headers, self.head.method == Method::HEAD);
         if !is_head && !asked.keys().any(|name| TERMS.contains(name)) {
             return response;
@@ -41,14 +42,14 @@ impl Question {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         let body = if is_success && is_known(asked, &parts.headers) {
             not_modified(&mut parts);
-            ResponseBody::default()
+            LayerBody::default()
         } else if is_head {
             // A `204` has no length (RFC 9110, section 8.6).
             let length = body.size_hint().exact();
             if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
-            ResponseBody::default()
+            LayerBody::default()
         } else {
             let whole = body.bytes().filter(|_| is_ok && permits_part(asked, &parts.headers));
             match whole.and_then(|bytes| Some((bytes, selected(asked, bytes.len())?))) {
@@ -65,7 +66,7 @@ fn partial(
     bytes: &Bytes,
     range: Range<usize>,
     asked: &HeaderMap,
-) -> ResponseBody {
+) -> LayerBody {
     parts.status = StatusCode::PARTIAL_CONTENT;
     // They are digests of the whole.
     for digest in ["content-md5", "content-digest"] {
@@ -80,7 +81,7 @@ fn partial(
     if let Ok(place) = HeaderValue::try_from(place) {
         parts.headers.insert(CONTENT_RANGE, place);
     }
-    ResponseBody::whole(bytes.slice(range))
+    LayerBody::Whole(bytes.slice(range))
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).

@@ -12,10 +12,12 @@ use http::{
     request::Parts,
 };
 use sfv::{BareItem, Item, List, ListEntry, Parser};
+use tokio::task::JoinHandle;
 use tracing::{Instrument, debug};
 
 use super::{
-    CachedResponse, Http, ResponseBody,
+    CachedResponse, Http,
+    body::LayerBody,
     fields::sole,
     key::{Paths, Target, host, located, normal},
 };
@@ -53,10 +55,21 @@ fn is_grpc(answer: &HeaderMap) -> bool {
     content_type.is_some_and(|name| name.starts_with(b"application/grpc"))
 }
 
+/// What a `PURGE` ends.
+pub(super) struct Purged {
+    keys: Vec<Key>,
+    tags: Vec<String>,
+}
+
 impl Http {
-    /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
-    /// gets its answer afterwards, and then finds none of them.
-    pub(super) async fn invalidate(&self, target: &Parts, status: StatusCode, answer: &HeaderMap) {
+    /// Begins to end the responses that an unsafe request outdates, if its answer is no error. The
+    /// caller gets its answer after the task, and then finds none of them.
+    pub(super) fn invalidate(
+        &self,
+        target: &Parts,
+        status: StatusCode,
+        answer: &HeaderMap,
+    ) -> Option<JoinHandle<()>> {
         let is_good = status.is_success() || status.is_redirection();
         let names = [LOCATION, CONTENT_LOCATION];
         let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
@@ -66,7 +79,7 @@ impl Http {
         };
         let tags = self.tags(target, answer, &INVALIDATION);
         if keys.is_empty() && tags.is_empty() {
-            return;
+            return None;
         }
         let cache = self.0.cache.clone();
         let end = async move {
@@ -75,13 +88,12 @@ impl Http {
             }
         };
         // The task goes on if the caller goes away, because the service has changed the resources.
-        // An error says that the runtime shuts down.
-        let _ = tokio::spawn(end.instrument(tracing::Span::current())).await;
+        Some(tokio::spawn(end.instrument(tracing::Span::current())))
     }
 
-    /// Answers a request that is to purge something, if the user of the layer permits that: the
-    /// groups in its headers, or else the keys of its URI.
-    pub(super) async fn purge(&self, parts: &Parts) -> Option<Response<ResponseBody>> {
+    /// Returns what a request is to purge, if the user of the layer permits that: the groups in its
+    /// headers, or else the keys of its URI.
+    pub(super) fn purged(&self, parts: &Parts) -> Option<Purged> {
         let check = self.0.purge.as_ref()?;
         if parts.method.as_str() != "PURGE" || !check(parts) {
             return None;
@@ -93,17 +105,19 @@ impl Http {
             true => Vec::new(),
             false => self.outdated(parts, []),
         };
-        if keys.is_empty() && tags.is_empty() {
-            return None;
-        }
-        let mut response = match end_all(&self.0.cache, keys, tags).await {
+        (!keys.is_empty() || !tags.is_empty()).then_some(Purged { keys, tags })
+    }
+
+    /// Ends what a request is to purge. Returns its answer.
+    pub(super) async fn purge(&self, purged: Purged) -> Response<LayerBody> {
+        let mut response = match end_all(&self.0.cache, purged.keys, purged.tags).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
-        Some(response.map(ResponseBody::whole))
+        response.map(LayerBody::Whole)
     }
 
     /// Returns the keys of a resource and of locations on its host. If its path has segments of

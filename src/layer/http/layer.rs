@@ -18,7 +18,7 @@ use super::{
     body::Backlog,
     key::{KeyPart, Target, header_part},
     marks::Marks,
-    passes::PassedHeaders,
+    passed_headers::PassedHeaders,
     service::error_response,
 };
 use crate::{advice, cache::Cache, error::Error, key::Key};

@@ -13,12 +13,12 @@ use http::{Request, Response, StatusCode, request, response::Parts};
 use http_body::Body;
 use http_body_util::Full;
 use tokio::{sync::oneshot, time::Instant};
-use tower_service::Service;
+use tower::{Service, util::Oneshot};
 use tracing::debug;
 
 use super::{
-    BodyError, CachedResponse, ResponseBody,
-    body::{BodyLimits, Collector, NotCollected, ServiceBody, SharedBody},
+    BodyError, CachedResponse,
+    body::{BodyLimits, Collector, LayerBody, NotCollected, ServiceBody, SharedBody},
     cached::ResponseHead,
     marks::MarkOf,
     request::Asked,
@@ -32,12 +32,11 @@ use crate::{
     backend::Windows,
     cache::{Alone, Lead, Produced, Source},
     error::{BoxError, Error, ErrorKind},
-    layer,
     sync::lock,
 };
 
-/// The result that a caller of the layer receives.
-pub(super) type CallResult<E> = Result<Response<ResponseBody>, E>;
+/// The result that a caller receives whose request did not pass.
+pub(super) type CallResult<E> = Result<Response<LayerBody>, E>;
 
 /// A call of the inner service. It is made at most once, because a body cannot be cloned.
 pub(super) trait ServiceCall: Send + 'static {
@@ -63,7 +62,7 @@ where
     async fn send(self, head: request::Parts) -> Result<Response<ServiceBody>, S::Error> {
         let (inner, body) = self;
         let request = Request::from_parts(head, body);
-        Ok(layer::oneshot(inner, request).await?.map(ServiceBody::new))
+        Ok(Oneshot::new(inner, request).await?.map(ServiceBody::new))
     }
 }
 
@@ -119,7 +118,7 @@ pub(super) async fn load<C: ServiceCall>(
         response = match validated(&stale.value, response.headers()) {
             Validated::Renewed(renewed) => renewed.map(from_bytes),
             Validated::Confirmed(confirmed) => {
-                return Ok(load.land_confirmed(confirmed.map(ResponseBody::whole), answer).await);
+                return Ok(load.land_confirmed(confirmed.map(LayerBody::Whole), answer).await);
             }
         };
     }
@@ -149,7 +148,7 @@ impl ResponseLoad {
     /// would do the same at the next load, so that sends no conditions.
     async fn land_confirmed<E>(
         &self,
-        response: Response<ResponseBody>,
+        response: Response<LayerBody>,
         answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Produced<CachedResponse> {
         let Asked { http, place, .. } = &self.asked;
@@ -234,7 +233,7 @@ impl ResponseLoad {
                 (Forward::Uncacheable(Some(why)), Ok(Produced::Alone(Alone::Uncacheable)))
             }
         };
-        let response = Response::from_parts(parts, ResponseBody::single(body));
+        let response = Response::from_parts(parts, LayerBody::Single(body));
         self.answer(answer, Ok(http.explained(response, &forward, None, None)));
         produced
     }
@@ -362,10 +361,7 @@ impl StreamedResponse {
     /// answers, which has the trailers, too.
     ///
     /// Fails with the error by which the body broke off in time, or with none if it is too late.
-    pub(super) fn response(
-        &self,
-        is_own: bool,
-    ) -> Result<Response<ResponseBody>, Option<BodyError>> {
+    pub(super) fn response(&self, is_own: bool) -> Result<Response<LayerBody>, Option<BodyError>> {
         let elapsed = self.received.elapsed();
         if !is_own && elapsed >= self.joined_for {
             return Err(None);
@@ -374,7 +370,7 @@ impl StreamedResponse {
         let age = age.saturating_add(elapsed.as_secs());
         let body = match &self.arriving {
             Some(arriving) => arriving.reader(is_own)?,
-            None => ResponseBody::whole(body),
+            None => LayerBody::Whole(body),
         };
         Ok(head.with_age(body, Some(age).filter(|age| *age > 0)))
     }

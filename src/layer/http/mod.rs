@@ -3,8 +3,9 @@
 //! A request goes this way:
 //!
 //! - `service` chooses its way. `request` decides whether the request takes part, and `key` under
-//!   which key. If it does not take part, it goes to the inner service. If it does, it joins the
-//!   flight of its response. When that has landed, `conditions` makes the answer.
+//!   which key. If it does not take part, or if there is nothing to share, `pass` leaves it to the
+//!   inner service. If it takes part, it joins the flight of its response. When that has landed,
+//!   `conditions` makes the answer.
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` calls the inner service for the flight that this caller leads. `response` decides
 //!   whether the answer may be shared, and for how long. If it may, callers read its `body` while
@@ -13,8 +14,8 @@
 //!   answered, or why it did not.
 //!
 //! Beside that way, `fields` parses header fields, `marks` knows the keys whose answers are not
-//! shared, and `invalidation` ends what an unsafe request outdates. `layer` and `policy` hold what
-//! a user of the layer sets.
+//! shared, and `invalidation` ends what an unsafe request outdates. `passed_headers` says which
+//! header keeps most requests away. `layer` and `policy` hold what a user of the layer sets.
 
 mod body;
 mod cached;
@@ -26,7 +27,8 @@ mod key;
 mod layer;
 mod load;
 mod marks;
-mod passes;
+mod pass;
+mod passed_headers;
 mod policy;
 mod request;
 mod response;
@@ -42,6 +44,7 @@ pub use self::{
     body::{BodyError, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
     key::Query,
+    pass::HttpPass,
     policy::Policy,
     unavailable::InnerServiceError,
 };

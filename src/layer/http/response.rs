@@ -23,7 +23,6 @@ use http_body::Body;
 
 use super::{
     Http,
-    body::ServiceBody,
     cached::encoded_head_len,
     conditions::RANGE_TERMS,
     fields::{Directives, date, listed, pragma, seconds, sole, vary},
@@ -87,7 +86,7 @@ impl Http {
         question: &Question,
         took: Duration,
         parts: &Parts,
-        body: &ServiceBody,
+        body: &impl Body,
     ) -> Result<Shareable, Unshared> {
         let is_error = parts.status.is_client_error() || parts.status.is_server_error();
         let unshared = |why| if is_error { Unshared::Failing } else { Unshared::Uncacheable(why) };
@@ -165,7 +164,7 @@ impl<'a> Judged<'a> {
     }
 
     /// Returns the rules that forbid to share a response, and whether each does so here.
-    fn rules(&self, question: &Question, body: &ServiceBody) -> [(&'static str, bool); 15] {
+    fn rules(&self, question: &Question, body: &impl Body) -> [(&'static str, bool); 15] {
         let (policy, it) = (&self.settings.policy, &self.directives);
         let &Parts { status, ref headers, .. } = self.parts;
         let has = |name: &HeaderName| headers.contains_key(name);
@@ -180,10 +179,11 @@ impl<'a> Judged<'a> {
         let names_origin = origins.any(|origin| origin != "*");
         let kinds = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
         let mut kinds = kinds.map(|kind| kind.trim_ascii_start().to_ascii_lowercase());
-        let is_empty = body.frames.is_end_stream() || body.hint.exact() == Some(0);
+        let hint = body.size_hint();
+        let is_empty = body.is_end_stream() || hint.exact() == Some(0);
         [
             ("body", announced > 0 && is_empty),
-            ("size", announced.max(body.hint.lower()) > self.body_limit),
+            ("size", announced.max(hint.lower()) > self.body_limit),
             ("content-type", kinds.any(|kind| ENDLESS.iter().any(|it| kind.starts_with(it)))),
             ("set-cookie", has(&SET_COOKIE)),
             ("personal", PERSONAL.iter().any(has)),

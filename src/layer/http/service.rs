@@ -8,7 +8,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
     header::{AUTHORIZATION, CACHE_CONTROL, RETRY_AFTER},
@@ -18,11 +17,11 @@ use tokio::{
     sync::oneshot::{self, error::TryRecvError},
     time::{Instant, sleep_until},
 };
-use tower_service::Service;
+use tower::Service;
 
 use super::{
-    CachedResponse, Http, ResponseBody,
-    invalidation::is_safe,
+    CachedResponse, Http, HttpPass, ResponseBody,
+    body::LayerBody,
     load::{CallResult, OwnAnswer, PendingCall, ServiceCall, StreamedResponse, load},
     request::{Asked, Question},
     status::{Forward, ttl},
@@ -32,7 +31,7 @@ use super::{
 use crate::{
     cache::{Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
-    layer::Bellwether,
+    layer::{Bellwether, ResponseFuture, future::ShareEnd},
     sync::lock,
 };
 
@@ -44,9 +43,9 @@ where
     S::Future: Send + 'static,
     ResBody: Body<Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<ResponseBody>;
+    type Response = Response<ResponseBody<ResBody>>;
     type Error = S::Error;
-    type Future = BoxFuture<'static, CallResult<S::Error>>;
+    type Future = ResponseFuture<HttpPass<S, B>>;
 
     /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -59,65 +58,34 @@ where
         let as_sent = http.normalize(&mut head);
         let admitted = http.admit(&head, &body);
         let is_authorized = head.headers.contains_key(AUTHORIZATION);
-        let question = Arc::new(Question { head, as_sent, since: Instant::now(), is_authorized });
+        let question = Question { head, as_sent, since: Instant::now(), is_authorized };
         let call = (self.inner.clone(), body);
         match admitted {
-            Ok(place) => Box::pin(share(Asked { http, place, question }, call)),
-            Err(why) => Box::pin(async move {
-                match http.purge(&question.head).await {
-                    Some(response) => Ok(response),
-                    None => http.pass(None, question, call, why).await,
-                }
-            }),
+            Ok(place) => {
+                let asked = Asked { http, place, question: Arc::new(question) };
+                ResponseFuture::sharing(async move {
+                    match share(asked, call).await {
+                        ShareOutcome::Answered(answer) => ShareEnd::Answered(answer.map(of_layer)),
+                        ShareOutcome::Passes { asked, call, why } => {
+                            ShareEnd::Passes(HttpPass::alone(asked, call, why))
+                        }
+                    }
+                })
+            }
+            Err(why) => match http.purged(&question.head) {
+                Some(purged) => ResponseFuture::sharing(async move {
+                    let response = http.purge(purged).await;
+                    ShareEnd::Answered(Ok(of_layer(response)))
+                }),
+                None => ResponseFuture::passing(HttpPass::without_part(http, question, call, why)),
+            },
         }
     }
 }
 
-impl Http {
-    /// Calls the inner service as if the layer were not there. An answer that could be shared
-    /// ends the mark of its place.
-    async fn pass<C: ServiceCall>(
-        &self,
-        place: Option<&Place>,
-        question: Arc<Question>,
-        call: C,
-        why: Forward,
-    ) -> CallResult<C::Error> {
-        let counters = &self.0.cache.core.counters;
-        counters.passed.add();
-        match &why {
-            Forward::Method => counters.passed_method.add(),
-            Forward::Body => counters.passed_body.add(),
-            Forward::Key => counters.passed_key.add(),
-            Forward::Switched => counters.passed_switched.add(),
-            Forward::Header(name) => {
-                counters.passed_header.add();
-                self.0.passed_headers.count(name);
-            }
-            Forward::Uncacheable(_) => counters.passed_uncacheable.add(),
-            Forward::Full => counters.passed_overloaded.add(),
-            _ => {}
-        }
-        let is_kept = place.is_some() || !is_safe(&question.head.method);
-        let kept = is_kept.then(|| question.clone());
-        let begun = Instant::now();
-        let sent = call.send(Arc::unwrap_or_clone(question).into_sent()).await;
-        let is_failed = sent.as_ref().map_or(true, |response| response.status().is_server_error());
-        if is_failed {
-            counters.passed_failed.add();
-        }
-        let (parts, body) = sent?.into_parts();
-        if let Some(question) = kept {
-            let is_shareable = || self.judge(&question, begun.elapsed(), &parts, &body).is_ok();
-            match place {
-                None => self.invalidate(&question.head, parts.status, &parts.headers).await,
-                Some(place) if is_shareable() => self.0.marks.end(&place.lasting),
-                Some(_) => {}
-            }
-        }
-        let response = Response::from_parts(parts, ResponseBody::single(body));
-        Ok(self.explained(response, &why, None, None))
-    }
+/// Gives a response that did not pass the type of all responses.
+fn of_layer<B>(response: Response<LayerBody>) -> Response<ResponseBody<B>> {
+    response.map(ResponseBody::from_layer)
 }
 
 /// How many further flights a request joins, behind one that had nothing for it, before it goes
@@ -157,12 +125,20 @@ enum Next {
     Alone(Forward),
 }
 
-/// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::Error> {
+/// What became of a request that takes part.
+enum ShareOutcome<C: ServiceCall> {
+    /// The request has its answer: the shared one, or the one to its own call.
+    Answered(CallResult<C::Error>),
+    /// There was nothing to share, so the request passes.
+    Passes { asked: Asked, call: C, why: Forward },
+}
+
+/// Answers a request with the shared response, or with the caller's own if it has led.
+async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> ShareOutcome<C> {
     let mut tries = Tries::default();
     loop {
         let (own, next) = match asked.fly(call, &tries).await {
-            Ok(answer) => return answer,
+            Ok(answer) => return ShareOutcome::Answered(answer),
             Err(unanswered) => unanswered,
         };
         call = own;
@@ -184,9 +160,7 @@ async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> CallResult<C::E
             Next::Rejoin | Next::Foreign | Next::Broken => Forward::Uncacheable(None),
             Next::Alone(why) => why,
         };
-        // In a box, so that the future of a hit stays small.
-        let Asked { http, place, question } = asked;
-        return Box::pin(http.pass(Some(&place), question, call, why)).await;
+        return ShareOutcome::Passes { asked, call, why };
     }
 }
 
@@ -293,7 +267,7 @@ impl Asked {
     }
 
     /// Lets a caller read the response of another one, while it arrives.
-    fn follow(&self, head: &Head, source: Source) -> Result<Response<ResponseBody>, Next> {
+    fn follow(&self, head: &Head, source: Source) -> Result<Response<LayerBody>, Next> {
         let alone = Next::Alone(Forward::Uncacheable(None));
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else { return Err(alone) };
         let variant = streamed.variant.as_ref();
@@ -365,22 +339,22 @@ impl Http {
     }
 
     /// Returns the answer that a stored response gives, with its `Age`.
-    fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<ResponseBody> {
+    fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<LayerBody> {
         let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
         self.count_served(source, &place.miss);
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());
-        let response = head.with_age(ResponseBody::whole(body), Some(age));
+        let response = head.with_age(LayerBody::Whole(body), Some(age));
         self.explained(response, &place.miss, Some(source), ttl)
     }
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
-    fn failed(&self, question: &Question, error: &Error) -> Response<ResponseBody> {
+    fn failed(&self, question: &Question, error: &Error) -> Response<LayerBody> {
         self.0.cache.core.counters.failed.add();
-        let mut response = (self.0.on_error)(error).map(ResponseBody::whole);
+        let mut response = (self.0.on_error)(error).map(LayerBody::Whole);
         if question.head.method == Method::HEAD {
-            *response.body_mut() = ResponseBody::default();
+            *response.body_mut() = LayerBody::default();
         }
         match error.retry_after() {
             Some(_) => self.explained(response, &Forward::BackingOff, None, None),

@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderName, HeaderValue, Response};
 
-use super::{CachedResponse, Http, ResponseBody};
+use super::{CachedResponse, Http};
 use crate::cache::{Loaded, Source};
 
 /// Why a request is sent to the inner service, or is answered without the cache.
@@ -96,13 +96,13 @@ impl Http {
     }
 
     /// Adds the header, if that was asked for. A response to its caller alone has no source.
-    pub(super) fn explained(
+    pub(super) fn explained<B>(
         &self,
-        mut response: Response<ResponseBody>,
+        mut response: Response<B>,
         forward: &Forward,
         source: Option<Source>,
         ttl: Option<i64>,
-    ) -> Response<ResponseBody> {
+    ) -> Response<B> {
         if self.0.tells_status {
             let status = format!("bellwether; {}", parameters(forward, source, ttl));
             if let Ok(status) = HeaderValue::try_from(status) {

@@ -75,7 +75,7 @@ struct Ended {
 }
 
 /// Reads a body at a pace in bytes a second.
-async fn read_at(mut body: ResponseBody, pace: usize) -> Ended {
+async fn read_at(mut body: ResponseBody<Body>, pace: usize) -> Ended {
     let begun = Instant::now();
     let mut length = 0;
     let error = loop {
@@ -92,7 +92,7 @@ async fn read_at(mut body: ResponseBody, pace: usize) -> Ended {
     Ended { length, took: begun.elapsed(), error }
 }
 
-async fn open(service: &Layered, path: &str) -> ResponseBody {
+async fn open(service: &Layered, path: &str) -> ResponseBody<Body> {
     service.clone().oneshot(get(path)).await.unwrap().into_body()
 }
 

@@ -2,8 +2,9 @@
 
 use std::{convert::Infallible, error::Error as _, io};
 
+use bellwether::layer::ResponseBody;
 use http_body::{Body as _, Frame};
-use http_body_util::StreamBody;
+use http_body_util::{Full, StreamBody};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::prelude::*;
@@ -218,4 +219,52 @@ async fn a_body_that_is_announced_and_not_there_goes_on_as_it_is() {
         let _ = service.clone().oneshot(get("/")).await.unwrap();
         assert_eq!(calls.count(), 2, "{status} {empty}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn services_of_different_bodies_share_one_cache() {
+    let (inner, mut feeds) = fed(&[]);
+    let layer = layer();
+    let streamed = layer.layer(inner);
+    let calls = Calls::default();
+    let counted = calls.clone();
+    let full = layer.layer(service_fn(move |_: Request<Body>| {
+        counted.add();
+        async { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("full"))) }
+    }));
+
+    // A body that one service is still sending.
+    let leader = streamed.clone().oneshot(get("/"));
+    let follower = full.clone().oneshot(get("/"));
+    let send = async {
+        let feed = feeds.recv().await.unwrap();
+        feed.send(data("one")).unwrap();
+        feed
+    };
+    let (leader, follower, feed) = tokio::join!(leader, follower, send);
+    let mut bodies = (leader.unwrap().into_body(), follower.unwrap().into_body());
+    assert_eq!(next(&mut bodies.0).await, "one");
+    assert_eq!(next(&mut bodies.1).await, "one");
+    feed.send(data("two")).unwrap();
+    drop(feed);
+    assert_eq!(bodies.0.collect().await.unwrap().to_bytes(), "two");
+    assert_eq!(bodies.1.collect().await.unwrap().to_bytes(), "two");
+
+    // What it has stored.
+    let stored = full.clone().oneshot(get("/")).await.unwrap();
+    assert_eq!(stored.into_body().collect().await.unwrap().to_bytes(), "onetwo");
+    assert_eq!(calls.count(), 0);
+
+    // A response that belongs to its caller has the body of its own service.
+    let own = full.oneshot(get_with(&[("cookie", "a=b")])).await.unwrap().into_body();
+    assert_eq!(own.size_hint().exact(), Some(4));
+    assert_eq!(own.collect().await.unwrap().to_bytes(), "full");
+}
+
+#[test]
+fn any_body_has_an_empty_default() {
+    /// A body without a default of its own.
+    type Framed = StreamBody<mpsc::UnboundedReceiver<Result<Frame<Bytes>, io::Error>>>;
+    let _empty = ResponseBody::<Framed>::default();
+    assert!(ResponseBody::<Body>::default().is_end_stream());
 }

@@ -9,7 +9,7 @@ use super::prelude::*;
 /// A service that may return an error.
 type Failing = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;
 /// In a box, whose type is short enough for the compiler to know that its futures may be sent.
-type Service = BoxCloneSyncService<Request<Body>, Response<ResponseBody>, BoxError>;
+type Service = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, BoxError>;
 
 /// How the service answers one client. All others get the page after 50 ms.
 #[derive(Clone, Copy, Debug)]

@@ -150,7 +150,7 @@ impl Answer {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    pub(crate) async fn of(response: Response<ResponseBody>) -> Self {
+    pub(crate) async fn of(response: Response<ResponseBody<Body>>) -> Self {
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         Self { status: parts.status, headers: parts.headers, body }

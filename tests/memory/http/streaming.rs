@@ -10,7 +10,7 @@ use super::{
     prelude::*,
 };
 
-type SharedBody = ResponseBody;
+type SharedBody = ResponseBody<Body>;
 
 async fn open(service: &Layered, request: Request<Body>) -> SharedBody {
     let response = service.clone().oneshot(request).await.unwrap();

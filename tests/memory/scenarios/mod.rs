@@ -365,11 +365,11 @@ fn body(identity: &str) -> Vec<u8> {
     format!("{identity}/{identity}").into_bytes()
 }
 
-async fn send(service: &Service, request: Request<Body>) -> Response<ResponseBody> {
+async fn send(service: &Service, request: Request<Body>) -> Response<ResponseBody<Body>> {
     service.clone().oneshot(request).await.unwrap()
 }
 
-async fn read(response: Response<ResponseBody>) -> Answer {
+async fn read(response: Response<ResponseBody<Body>>) -> Answer {
     let (parts, mut body) = response.into_parts();
     let (status, headers) = (parts.status, parts.headers);
     let told = parts.extensions.get::<Told>().map(|told| told.0.clone());
