@@ -9,57 +9,57 @@
 // The links among the pages lead to files, for readers of the repository. `links.md` defines the
 // same names first, and the first definition counts.
 
-/// Twenty questions, as people ask them.
 #[doc = include_str!("links.md")]
+/// Twenty questions, as people ask them.
 #[doc = include_str!("../docs/faq.md")]
 pub mod faq {}
 
-/// Features and figures beside other caches and locks.
 #[doc = include_str!("links.md")]
+/// Features and figures beside other caches and locks.
 #[doc = include_str!("../docs/comparison.md")]
 pub mod comparison {}
 
-/// You come from `SETNX`, redlock, `cached` or FusionCache.
 #[doc = include_str!("links.md")]
+/// You come from `SETNX`, redlock, `cached` or FusionCache.
 #[doc = include_str!("../docs/moving-here.md")]
 pub mod moving_here {}
 
-/// Managed services and forks of Redis, and what each needs.
 #[doc = include_str!("links.md")]
+/// Managed services and forks of Redis, and what each needs.
 #[doc = include_str!("../docs/choosing-a-redis.md")]
 pub mod choosing_a_redis {}
 
-/// Probes, termination, warm-up and connections.
 #[doc = include_str!("links.md")]
+/// Probes, termination, warm-up and connections.
 #[doc = include_str!("../docs/kubernetes.md")]
 pub mod kubernetes {}
 
-/// Everything that operators of a Redis server need.
 #[doc = include_str!("links.md")]
+/// Everything that operators of a Redis server need.
 #[doc = include_str!("../docs/redis.md")]
 pub mod redis {}
 
-/// What is published, and what to do when it moves.
 #[doc = include_str!("links.md")]
+/// What is published, and what to do when it moves.
 #[doc = include_str!("../docs/metrics.md")]
 pub mod metrics {}
 
-/// A dashboard for Grafana, and alerts for Prometheus.
 #[doc = include_str!("links.md")]
+/// A dashboard for Grafana, and alerts for Prometheus.
 #[doc = include_str!("../docs/dashboard.md")]
 pub mod dashboard {}
 
-/// Traces and metrics for a collector.
 #[doc = include_str!("links.md")]
+/// Traces and metrics for a collector.
 #[doc = include_str!("../docs/opentelemetry.md")]
 pub mod opentelemetry {}
 
-/// What goes on now, and how to end a lock or a value.
 #[doc = include_str!("links.md")]
+/// What goes on now, and how to end a lock or a value.
 #[doc = include_str!("../docs/command-line.md")]
 pub mod command_line {}
 
-/// What to do at night.
 #[doc = include_str!("links.md")]
+/// What to do at night.
 #[doc = include_str!("../docs/runbook.md")]
 pub mod runbook {}
