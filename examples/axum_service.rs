@@ -39,7 +39,7 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, signal, task::JoinSet, time::sleep};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 /// The time limit of loads at the end of the service.
@@ -164,9 +164,15 @@ async fn update(
     let product = shop.database.update(id, change).await;
     match shop.products.invalidate(key(id)).await {
         Ok(_) => Ok(Json(product)),
+        Err(error) if error.is_deferred() => {
+            // Redis is away. This process invalidates the product as soon as Redis answers. Other
+            // processes may serve the old one until then.
+            warn!(error = %format_args!("{error:#}"), id, "an updated product ends later");
+            Ok(Json(product))
+        }
         Err(error) => {
-            // The database has the new product, but the old one may be served until it expires.
-            // The client may send the request again.
+            // Redis refused it, and nobody repeats it: the old product may be served until it
+            // expires. The client may send the request again.
             error!(
                 error = %format_args!("{error:#}"),
                 id,

@@ -1,12 +1,12 @@
-//! When a cached value expires, one process rebuilds it, and every other process gets the result.
+//! A cache that a fleet of processes shares, tower and axum layers, and distributed locks, over
+//! Redis or in memory.
 //!
-//! A hot entry expires, a thousand requests in fifty processes rebuild it at once, and the database
-//! fails. This crate lets one of them rebuild it. It is a cache, a tower layer and locks, over
-//! Redis leases:
+//! When a cached value expires, one process rebuilds it and the others get the result. So your
+//! database runs one query instead of one for each request:
 //!
 //! - The callers of one process share one **flight**, which has one leader.
 //! - The leader takes a **lease** in Redis, so one process of the fleet loads.
-//! - A push hands the result to all other callers, in all processes.
+//! - A push gives the result to all callers that wait, in all processes.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -32,9 +32,28 @@
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share the work of a fleet | [`RedisBackend`] |
 //!
-//! The [guide] goes from a plain cache to all of this, one step at a time. It also has recipes,
-//! all [promises](guide#promises), what happens [when something fails](guide#when-something-fails),
-//! and the [defaults](guide#defaults) with their reasons.
+//! | you want to read | page |
+//! |---|---|
+//! | one step at a time, recipes, [promises], [failures], [defaults] | [guide] |
+//! | short answers | [questions](guide::faq) |
+//! | what is different elsewhere, and how to come from there | [comparison], [moving here] |
+//! | how it works in full | [freshness], [HTTP](layer::sharing), [ladder](lock::ladder) |
+//! | where to run it | [choosing a Redis], [Kubernetes], [Redis], [failover](backend::failover) |
+//! | what to watch | [metrics](guide::metrics), [dashboard], [OpenTelemetry] |
+//! | what to do at night | [runbook](guide::runbook), [command line] |
+//!
+//! [promises]: guide#promises
+//! [failures]: guide#when-something-fails
+//! [defaults]: guide#defaults
+//! [comparison]: guide::comparison
+//! [moving here]: guide::moving_here
+//! [freshness]: cache::windows
+//! [choosing a Redis]: guide::choosing_a_redis
+//! [Kubernetes]: guide::kubernetes
+//! [Redis]: guide::redis
+//! [dashboard]: guide::dashboard
+//! [OpenTelemetry]: guide::opentelemetry
+//! [command line]: guide::command_line
 //!
 //! The crate runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled. `RedisBackend`
 //! also needs its IO enabled. Outside of such a runtime, the crate panics as tokio does.
@@ -70,10 +89,7 @@ mod flight;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
-#[doc = include_str!("../docs/guide.md")]
-// It leads to `testing` as well.
-#[cfg_attr(not(feature = "test-util"), allow(rustdoc::broken_intra_doc_links))]
-pub mod guide {}
+pub mod guide;
 pub mod key;
 #[cfg(feature = "tower")]
 pub mod layer;

@@ -1,8 +1,8 @@
 //! The names of Redis keys and channels.
 //!
-//! `docs/redis.md` lists them, and for how long they live. No server ever has the keys `s` (units
-//! of a mutex), `pl` (a sole holder of permits), and `x`, which a server that takes no writes
-//! refuses to remove.
+//! `docs/redis.md` lists the keys and for how long they live, `docs/decisions/pushes.md` the
+//! channels. No server ever has the keys `s` (units of a mutex), `pl` (a sole holder of permits),
+//! and `x`, which a server that takes no writes refuses to remove.
 //!
 //! At a single server, a process has one channel for all locks of one namespace and family, and a
 //! backend one for all entries of one namespace. Messages on them begin with the

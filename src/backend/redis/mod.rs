@@ -12,12 +12,7 @@ mod keys;
 mod ops;
 mod scripts;
 #[doc = include_str!("../../../docs/failover.md")]
-pub mod failover {
-    // Compiles the examples of the page for operators.
-    #[cfg(doctest)]
-    #[doc = include_str!("../../../docs/redis.md")]
-    mod operators {}
-}
+pub mod failover {}
 
 use std::{
     fmt,
