@@ -139,7 +139,7 @@ pub(super) struct FreshValues<V> {
 }
 
 /// A value that a row may be made of, and what happened before its question.
-pub(super) struct Candidate<V> {
+pub(super) struct FreshCandidate<V> {
     begun: Fill,
     stored: Weak<StoredValue<V>>,
 }
@@ -176,12 +176,12 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
 
     /// Returns the value of an entry that the engine has returned, if a row may be made of it. The
     /// end of a tag ends no row, so an entry with tags has none.
-    pub(super) fn candidate(&self, begun: Fill, entry: &Entry) -> Option<Candidate<V>> {
+    pub(super) fn candidate(&self, begun: Fill, entry: &Entry) -> Option<FreshCandidate<V>> {
         if entry.tagged.is_some() {
             return None;
         }
         let stored = self.table.stored(&entry.payload)?;
-        Some(Candidate { begun, stored: Arc::downgrade(&stored) })
+        Some(FreshCandidate { begun, stored: Arc::downgrade(&stored) })
     }
 
     /// Makes the row of a value that is a hit.
@@ -189,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         &self,
         key: &Key,
         name: &Name,
-        candidate: Candidate<V>,
+        candidate: FreshCandidate<V>,
         loaded: &Loaded<V>,
         rules: &Rules,
     ) {
@@ -197,7 +197,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         if rules.early != EarlyRefresh::Off {
             return;
         }
-        let Candidate { begun, stored } = candidate;
+        let FreshCandidate { begun, stored } = candidate;
         let Some(left) = loaded.expires_in() else { return };
         let Some(alive) = stored.upgrade() else { return };
         let _ = alive.key.set(key.clone());
