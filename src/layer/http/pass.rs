@@ -30,6 +30,8 @@ pub struct HttpPass<S: Service<Request<B>>, B> {
     state: State<S, B>,
 }
 
+// A pass is polled in place, and so its call is in no box.
+#[allow(clippy::large_enum_variant)]
 #[pin_project(project = StateProjection)]
 enum State<S: Service<Request<B>>, B> {
     /// The inner service answers the request. Its clone is gone when it has been called, because a
