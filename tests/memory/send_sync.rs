@@ -191,12 +191,11 @@ fn futures_of_latches<B: Store>(backend: &B, name: &Name, id: Owner) {
     send(backend.clear_latch(name));
 }
 
-/// Makes the key of a request.
-type KeyOfText = fn(&String) -> Option<Key>;
+type Keyed = Values<String, fn(&String) -> Option<Key>>;
 
 /// A service has futures that may be spawned if those of the inner service may be.
 #[allow(dead_code)]
-fn futures_of_a_layer<S>(mut service: Bellwether<S, Values<String, KeyOfText>>, request: String)
+fn futures_of_a_layer<S>(mut service: Bellwether<S, Keyed>, request: String)
 where
     S: Service<String, Response = String> + Clone + Send + 'static,
     S::Error: Into<BoxError> + 'static,
