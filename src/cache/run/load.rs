@@ -86,7 +86,7 @@ pub enum Begun<V> {
     /// There is no value that may be served, and this process loads it.
     Load(Load<V>),
     /// The caller loads for itself, without a lease, and nothing is stored.
-    /// [`Source::Degraded`] lists the reasons.
+    /// [`Source::Degraded`](crate::cache::Source::Degraded) lists the reasons.
     Alone,
 }
 
