@@ -1,4 +1,4 @@
-//! The parts that the clones of a cache share, in groups by who uses them.
+//! The parts that the clones of a cache share, in groups by their users.
 
 use std::{
     sync::{
@@ -88,8 +88,8 @@ pub(super) struct EntryFormat<V> {
     pub(super) short_lived: Once,
 }
 
-/// The loads of this process: who waits for one, who may begin one, and what ends or delays it. A
-/// request and its run use this group, and a shutdown ends it.
+/// The loads of this process: which callers wait for a load, how many may begin, and what ends or
+/// delays one. A request and its run use this group, and a shutdown ends it.
 pub(super) struct Loads<V> {
     pub(super) flights: Arc<Flights<Outcome<V>>>,
     /// Limits the loads that run at once.

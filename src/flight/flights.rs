@@ -1,8 +1,8 @@
 //! The flights of a cache, their leaders and their followers.
 //!
 //! A flight is in the map until it has landed, its head is closed, it is abandoned, or an act ends
-//! it for later callers. The map may be behind the [state](super::state) of a flight: whoever finds
-//! a flight that admits no caller any more puts a new one in its place.
+//! it for later callers. The map may be behind the [state](super::state) of a flight: a caller that
+//! finds a flight which admits no caller any more puts a new flight in its place.
 
 use std::{
     future::{pending, poll_fn},

@@ -1,4 +1,4 @@
-//! The state of a flight: what its followers may have, and who waits for it.
+//! The state of a flight: what its followers may have, and the wakers of those that wait.
 //!
 //! ```text
 //! UnderWay ---> HeadLanded ---> HeadClosed
