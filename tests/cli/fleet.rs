@@ -25,7 +25,7 @@ use super::{NAMESPACE, PROGRAM};
 
 const PROCESSES: u16 = 8;
 /// How long a value is kept, and how long the origin takes for it.
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_secs(3);
 const LOAD: Duration = Duration::from_millis(700);
 
 /// What the origin answers.

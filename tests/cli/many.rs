@@ -7,7 +7,7 @@ use testkit::RedisServer;
 
 use super::{NAMESPACE, printed, run, terminal::Terminal};
 
-const LOCKS: usize = 30_000;
+const LOCKS: usize = 10_000;
 
 /// Writes leases and fences as the scripts do, of a holder that lives for minutes.
 async fn hold(server: &RedisServer) {
