@@ -99,6 +99,9 @@ mod meter;
 mod observe;
 mod random;
 mod shards;
+#[cfg(bellwether_sim)]
+#[doc(hidden)]
+pub mod sim;
 mod spans;
 mod sync;
 #[cfg(feature = "test-util")]

@@ -3,11 +3,16 @@
 
 use std::time::Duration;
 
+#[cfg(not(bellwether_sim))]
+use hashbrown::DefaultHashBuilder as MapHasher;
 use uuid::Uuid;
 
+#[cfg(bellwether_sim)]
+use crate::sim::MapHasher;
+
 /// The hasher of the maps whose keys come from callers: it is seeded, so that nobody can choose
-/// keys that collide.
-pub(crate) type Hasher = hashbrown::DefaultHashBuilder;
+/// keys that collide. That of a simulation has no seed.
+pub(crate) type Hasher = MapHasher;
 
 /// Returns a random number from 0 to below 1.
 pub(crate) fn fraction() -> f64 {
@@ -36,5 +41,8 @@ pub(crate) fn upper_half(longest: Duration) -> Duration {
 
 /// Returns 128 bits that nobody can guess, of which six are fixed.
 pub(crate) fn id() -> Uuid {
+    #[cfg(bellwether_sim)]
+    return uuid::Builder::from_random_bytes(fastrand::u128(..).to_le_bytes()).into_uuid();
+    #[cfg(not(bellwether_sim))]
     Uuid::new_v4()
 }

@@ -256,7 +256,7 @@ pub struct Owner(Uuid);
 impl Owner {
     /// Creates an owner that no other acquisition has.
     pub fn fresh() -> Self {
-        Self::of(*PROCESS)
+        Self::of(ProcessId::of_this())
     }
 
     /// Creates an owner of a process that no other acquisition has.
@@ -294,10 +294,14 @@ impl ProcessId {
 
     /// Returns the id of this operating system process.
     pub(crate) fn of_this() -> Self {
+        #[cfg(bellwether_sim)]
+        return crate::sim::process();
+        #[cfg(not(bellwether_sim))]
         *PROCESS
     }
 }
 
+#[cfg(not(bellwether_sim))]
 static PROCESS: LazyLock<ProcessId> = LazyLock::new(ProcessId::fresh);
 
 impl fmt::Display for ProcessId {

@@ -107,19 +107,27 @@ impl ChannelNames {
     }
 }
 
-/// The moment from which the times in messages of this process to itself count.
-static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// Returns the moment from which the times in messages of this process to itself count.
+fn origin() -> Instant {
+    #[cfg(bellwether_sim)]
+    return crate::sim::origin();
+    #[cfg(not(bellwether_sim))]
+    {
+        static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *ORIGIN
+    }
+}
 
 /// Returns the message that a backend sends to itself now.
 pub(super) fn heartbeat() -> String {
-    let origin = *ORIGIN;
+    let origin = origin();
     format!("h{}", origin.elapsed().as_micros())
 }
 
 /// Returns when the backend sent a message to itself, if it is one. The time is rounded down.
 pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
     let micros = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?.parse().ok()?;
-    ORIGIN.checked_add(Duration::from_micros(micros))
+    origin().checked_add(Duration::from_micros(micros))
 }
 
 /// Returns the prefix of the name that a message is about, and where the change begins. A message

@@ -5,7 +5,7 @@
 //! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
 //! keeps them connected, and reports `events`. Nodes are fixed, or are `found` by asking a
 //! `sentinel` or a `cluster`. A connection is made in `connect`, over a `socket` that knows when
-//! bytes last moved. `failure` says what an error means.
+//! bytes last moved on its `stream`. `failure` says what an error means.
 
 mod cluster;
 mod commands;
@@ -20,6 +20,7 @@ mod replicas;
 mod sentinel;
 mod settings;
 mod socket;
+mod stream;
 mod task;
 mod topology;
 

@@ -1,4 +1,4 @@
-//! The sockets to a server: TCP, TLS over TCP, and Unix sockets.
+//! The sockets to a server, with TLS where it wants that.
 //!
 //! Each socket notes when bytes last moved. A connection on which none do is silent, and ends with
 //! all its commands. A reply of many megabytes may take longer than the command time-out.
@@ -19,19 +19,22 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::select_ok};
-use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
-use socket2::{SockRef, TcpKeepalive};
+use futures_util::FutureExt;
+#[cfg(feature = "tls")]
+use redis::ConnectionAddr;
+use redis::{ConnectionInfo, RedisError};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpStream, lookup_host},
     sync::Notify,
     task::{unconstrained, yield_now},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::settings::RedisConfig;
+use super::{
+    settings::RedisConfig,
+    stream::{self, Stream},
+};
 use crate::{sync::lock, time::after};
 
 /// A write of this size or more takes its time on the way: a second for each megabyte.
@@ -168,10 +171,6 @@ impl Progress {
     }
 }
 
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
-
 /// A socket that notes its progress and batches its writes.
 pub(super) struct Socket {
     stream: Box<dyn Stream>,
@@ -181,8 +180,8 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    pub(super) fn new(stream: impl Stream + 'static, progress: Arc<Progress>) -> Self {
-        Self { stream: Box::new(stream), progress, has_yielded: false }
+    pub(super) fn new(stream: Box<dyn Stream>, progress: Arc<Progress>) -> Self {
+        Self { stream, progress, has_yielded: false }
     }
 
     /// Reaches the server, without TLS.
@@ -190,19 +189,7 @@ impl Socket {
         server: &ConnectionInfo,
         progress: Arc<Progress>,
     ) -> Result<Self, RedisError> {
-        match server.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Ok(Self::new(connect_tcp(host, *port).await?, progress))
-            }
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => {
-                Ok(Self::new(tokio::net::UnixStream::connect(path).await?, progress))
-            }
-            _ => {
-                let why = "the address needs a feature that is not compiled in";
-                Err(RedisError::from((ErrorKind::InvalidClientConfig, why)))
-            }
-        }
+        Ok(Self::new(stream::open(server.addr()).await?, progress))
     }
 
     /// Does the TLS handshake, if the server wants it.
@@ -265,22 +252,6 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
-}
-
-/// Connects to the address of the host that answers first.
-async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
-    let addresses = lookup_host((host, port)).await?;
-    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
-    if attempts.is_empty() {
-        return Err(RedisError::from((ErrorKind::InvalidClientConfig, "the host has no address")));
-    }
-    let (socket, _others) = select_ok(attempts).await?;
-    socket.set_nodelay(true)?;
-    // Detects a peer that swallows packets also while nothing is sent.
-    let [time, interval] = [5, 3].map(Duration::from_secs);
-    let keepalive = TcpKeepalive::new().with_time(time).with_interval(interval);
-    SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
-    Ok(socket)
 }
 
 /// TLS with rustls, and the roots of the system unless a configuration is given.
@@ -349,7 +320,7 @@ mod tests {
 
     fn pair() -> (Socket, DuplexStream, Arc<Progress>) {
         let ((here, there), progress) = (duplex(1 << 20), Progress::new());
-        (Socket::new(here, progress.clone()), there, progress)
+        (Socket::new(Box::new(here), progress.clone()), there, progress)
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,0 +1,64 @@
+//! What a simulation puts in the place of the world. It exists only under `--cfg bellwether_sim`,
+//! which the package `sim` sets.
+//!
+//! Each schedule of the simulation has a thread of its own, so all of this belongs to a thread.
+
+use std::{
+    cell::RefCell,
+    future::Future,
+    hash::{BuildHasherDefault, DefaultHasher},
+    io,
+    pin::Pin,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use crate::backend::ProcessId;
+
+/// A stream to a simulated server.
+pub trait SimulatedStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> SimulatedStream for S {}
+
+/// A stream that is being opened.
+pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn SimulatedStream>>> + Send>>;
+
+/// Opens a stream to a host.
+type Network = Box<dyn Fn(&str) -> Opening>;
+
+/// A hasher without a seed, so that each run of a schedule has the same order.
+pub(crate) type MapHasher = BuildHasherDefault<DefaultHasher>;
+
+thread_local! {
+    static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };
+    static PROCESS: ProcessId = ProcessId::fresh();
+    static ORIGIN: Instant = Instant::now();
+}
+
+/// Begins the simulation of this thread: its randomness, and its network. The host of a URL tells
+/// the network which process connects to which server.
+pub fn begin(seed: u64, network: impl Fn(&str) -> Opening + 'static) {
+    fastrand::seed(seed);
+    NETWORK.set(Some(Box::new(network)));
+}
+
+/// Opens a stream by the network of this thread. Without one there is no server.
+pub(crate) fn open(host: &str) -> Opening {
+    NETWORK.with_borrow(|network| match network {
+        Some(network) => network(host),
+        None => Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) }),
+    })
+}
+
+/// Returns the id of the operating system process.
+pub(crate) fn process() -> ProcessId {
+    PROCESS.with(|process| *process)
+}
+
+/// Returns the moment from which times count that a process sends to itself.
+pub(crate) fn origin() -> Instant {
+    ORIGIN.with(|origin| *origin)
+}
