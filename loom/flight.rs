@@ -217,7 +217,7 @@ fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
         block_on(leader.late_joiner());
         epoch = leader.begin_epoch();
         assert!(epoch.joined < callers || source.load(RELAXED) == 1);
-        leader.land_head(head, epoch);
+        leader.admit_to_head(epoch);
     }
 }
 

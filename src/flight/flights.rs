@@ -1,8 +1,9 @@
 //! The flights of a cache, their leaders and their followers.
 //!
-//! A flight is in the map until it has landed, its head is closed, it is abandoned, or an act ends
-//! it for later callers. The map may be behind the [state](super::state) of a flight: a caller that
-//! finds a flight which admits no caller any more puts a new flight in its place.
+//! A flight is in the map until it has landed, its head is closed, it is abandoned, or an act takes
+//! it out, so that later callers begin a new flight. The map may be behind the
+//! [state](super::state) of a flight: a caller that finds a flight which admits no caller any more
+//! puts a new flight in its place.
 
 use std::{
     future::{pending, poll_fn},
@@ -42,12 +43,12 @@ pub(crate) struct Flights<T> {
     uses: Arc<KeyUses>,
     /// How many leaders there are.
     leading: AtomicUsize,
-    /// The greatest number of leaders since the map gave its memory back.
+    /// The greatest number of leaders since the map last gave memory back.
     most_leading: AtomicUsize,
-    /// How many callers wait in all flights.
+    /// How many followers there are in all flights, also those that have an outcome.
     waiting: AtomicUsize,
     limits: Limits,
-    /// Counts the leaders, for a shutdown. Once it is closed, no flight begins.
+    /// Counts the leaders, for a shutdown. Once this is closed, no caller joins a flight.
     leaders: TaskTracker,
     /// A flight ends when its last caller leaves.
     cancels_abandoned: bool,
@@ -59,23 +60,24 @@ pub(crate) struct Limits {
     pub(crate) in_all: usize,
 }
 
-/// The values that a caller accepts. Callers that differ in it have flights of their own, because
-/// one of them would wait where the other does not.
+/// The values that a caller accepts. Callers that accept different values have flights of their
+/// own, because one caller would wait where another does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Accepted {
-    /// The longest stale window, and the longest error window.
+    /// The longest stale window.
     pub(crate) stale: Duration,
+    /// The longest window for failures.
     pub(crate) error: Duration,
-    /// The least fence. A load that began before its caller was told of it may be older.
+    /// The least fence. A load that began before the caller knew of this fence may be older.
     pub(crate) least_fence: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Closed,
-    /// So many callers wait in this flight already.
+    /// As many callers as this limit wait in the flight already.
     FlightFull(usize),
-    /// So many callers wait in all flights already.
+    /// As many callers as this limit wait in all flights already.
     AllFull(usize),
 }
 
@@ -139,8 +141,8 @@ impl<T> Flights<T> {
         {
             return Ok(Joined { follower, leader: None });
         }
-        // Counted before the look at the tracker: a shutdown waits for this leader, or the leader
-        // finds the flights closed.
+        // Counted before the second look at the tracker: a shutdown waits for this leader, or the
+        // leader finds the flights closed.
         let counted = self.leaders.token();
         if self.leaders.is_closed() {
             return Err(Refused::Closed);
@@ -151,33 +153,35 @@ impl<T> Flights<T> {
         {
             return Ok(Joined { follower, leader: None });
         }
-        // One that admits no caller any more may still be here.
+        // A flight that admits no caller any more may still be here.
         flights.retain(|flight| flight.accepted != accepted);
+        // Before the flight is in the map: no lone look begins beside a flight that can be joined.
+        let key_use = self.uses.begin(self.hasher.hash_one(key));
         let flight = Flight::new(self, key, accepted);
         flights.push(flight.clone());
         drop(flights);
         let follower = flight.follower(0);
-        let leader = Leader::new(flight, self.uses.begin(self.hasher.hash_one(key)), counted);
+        let leader = Leader::new(flight, key_use, counted);
         Ok(Joined { follower, leader: Some(leader) })
     }
 
-    /// Lets the flights of a key end for the callers that joined them. The next caller begins a new
-    /// one.
+    /// Takes the flights of a key out of the map, so that the next caller begins a new flight. They
+    /// go on for the callers that joined them.
     pub(crate) fn detach(&self, key: &Key) {
         self.by_key.remove(key);
     }
 
-    /// Lets all flights end for the callers that joined them.
+    /// Takes all flights out of the map. They go on for the callers that joined them.
     pub(crate) fn detach_all(&self) {
         self.by_key.clear();
     }
 
-    /// Returns how many flights there are that callers may join.
+    /// Returns how many flights are in the map.
     pub(crate) fn len(&self) -> usize {
         self.by_key.iter().map(|flights| flights.len()).sum()
     }
 
-    /// Lets no flight begin any more.
+    /// Lets no caller join any more.
     pub(crate) fn close(&self) {
         self.leaders.close();
     }
@@ -193,11 +197,11 @@ impl<T> Flights<T> {
     fn count_leader(&self) {
         let leading = self.leading.fetch_add(1, Ordering::Relaxed) + 1;
         if leading > self.most_leading.load(Ordering::Relaxed) {
-            self.most_leading.store(leading, Ordering::Relaxed);
+            self.most_leading.fetch_max(leading, Ordering::Relaxed);
         }
     }
 
-    /// Counts a leader less. After a burst of flights, the last one lets the map give its memory
+    /// Counts a leader less. After a burst of flights, the last leader lets the map give its memory
     /// back.
     fn uncount_leader(&self) {
         let leading = self.leading.fetch_sub(1, Ordering::Relaxed) - 1;
@@ -255,12 +259,14 @@ impl<T> Flight<T> {
     }
 }
 
-/// The duty to land a flight. Or a leader without followers, on its way to a load for one caller.
+/// The duty to land a flight. Dropped without a landing, the leader sends its followers to join
+/// anew; those that the head admits keep the head.
 ///
-/// Dropped without an outcome, the leader sends its followers to join anew.
+/// The leader of a load for one caller has no flight, and nothing to land.
 pub(crate) struct Leader<T> {
     pub(super) flight: Option<Arc<Flight<T>>>,
-    /// The number of the flight, or of the load. Loads that it asks for need no permit.
+    /// The number of the flight, or of the load. A loader that runs under this number may ask for
+    /// other loads, which need no permit.
     pub(crate) id: u64,
     _use: Option<KeyUse>,
     _counted: Option<TaskTrackerToken>,
@@ -295,6 +301,7 @@ impl<T> Leader<T> {
     /// Completes when a loader waits for this flight, so that the leader must not wait for a permit
     /// that loaders hold.
     pub(crate) async fn needed_by_loader(&self) {
+        // A load without a flight is needed by a loader only if a loader asks for it.
         if self.is_alone() && current().is_some() {
             return;
         }
@@ -306,12 +313,13 @@ impl<T> Leader<T> {
         self.told(|state| state.is_abandoned()).await;
     }
 
-    /// Completes when a follower waits that joined too late for the head.
+    /// Completes when a follower that joined too late for the head has looked.
     pub(crate) async fn late_joiner(&self) {
         self.told(State::take_late_joiner).await;
     }
 
-    /// Completes when the followers have told this. One task at a time waits for what they tell.
+    /// Completes when the followers have told this. A flight keeps one waker for its leader, so all
+    /// that a leader waits for is polled by one task.
     async fn told(&self, is_told: impl Fn(&mut State<T>) -> bool) {
         let Some(flight) = &self.flight else { return pending().await };
         poll_fn(|cx| {
@@ -327,21 +335,27 @@ impl<T> Leader<T> {
         .await;
     }
 
-    /// Lands the head of the outcome, for the followers that take it and joined before the epoch.
-    /// The flight goes on, and callers may still join it. Landed again, the head admits those that
-    /// joined before the new epoch.
+    /// Lands the head of the outcome, for the followers that take a head and joined before the
+    /// epoch. The flight goes on, and callers may still join. A flight keeps its first head.
     pub(crate) fn land_head(&self, outcome: T, epoch: Epoch) {
         let Some(flight) = &self.flight else { return };
         let head = Arc::new(outcome);
         flight.change(|state| state.land_head(head, epoch));
     }
 
+    /// Admits the followers to the head that joined before the epoch. To be called only if nothing
+    /// has changed the value between the landing of the head and the beginning of the epoch.
+    pub(crate) fn admit_to_head(&self, epoch: Epoch) {
+        let Some(flight) = &self.flight else { return };
+        flight.change(|state| state.admit_to_head(epoch));
+    }
+
     /// Sends those that joined too late for the head to join anew. The next caller begins a new
     /// flight.
     pub(crate) fn close_head(&self) {
         let Some(flight) = &self.flight else { return };
-        flight.change(State::close_head);
         flight.flights.remove(flight);
+        flight.change(State::close_head);
     }
 
     /// Lands the flight for the callers that joined before the epoch. Returns whether others are
@@ -353,12 +367,14 @@ impl<T> Leader<T> {
         let changed = state.land(landing, epoch);
         let owes_late_joiners = state.owes_late_joiners();
         drop(state);
-        changed.tell();
+        // First, so that a waker that panics leaves no flight in the map.
         flight.flights.remove(flight);
+        changed.tell();
         owes_late_joiners
     }
 
-    /// Returns the outcome that the flight has landed with.
+    /// Returns the outcome that the flight has landed with. Returns `None` if the last follower has
+    /// taken that outcome away.
     pub(crate) fn outcome(&self) -> Option<Arc<T>> {
         lock(&self.flight.as_ref()?.state).outcome()
     }
@@ -415,7 +431,8 @@ impl<T> Follower<T> {
 }
 
 impl<T: Clone> Follower<T> {
-    /// Waits until the flight has landed, or its head if this follower takes it.
+    /// Waits until the flight has landed for this follower. A follower that takes a head also gets
+    /// the head if the follower joined in time. Too late for a head that is closed, it joins anew.
     ///
     /// # Cancel safety
     ///

@@ -1,12 +1,12 @@
-//! In-process singleflight: of all callers that ask for one key at once, one leads and the others
-//! follow.
+//! In-process singleflight: of all callers that ask for one key and [accept](Accepted) the same
+//! values, one leads and the others follow.
 //!
 //! A caller whose key no other caller asks for looks for the value [alone](lone). A hit ends there.
 //! Else [`Flights::join`] makes the caller the leader of a new flight, or a follower of the one
 //! under way. The work of a leader runs in a task of its own from its first poll.
-//! A [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead,
-//! that is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and
-//! may leave at any time without an effect on the others.
+//! A [`Leader`] is an obligation: the leader lands its flight with an outcome. If the leader is
+//! dropped instead, by a panic, an abort or a runtime that goes away, the followers join anew. A
+//! [`Follower`] waits, and may leave at any time without an effect on the others.
 //!
 //! # Epochs
 //!

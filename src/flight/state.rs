@@ -1,18 +1,24 @@
 //! The state of a flight: what its followers may have, and the wakers of those that wait.
 //!
 //! ```text
-//! UnderWay ---> HeadLanded ---> HeadClosed
-//!   |   |            |              |
-//!   |   +------------+--------------+---> Landed
-//!   +---> Abandoned
+//!           land_head          close_head
+//! UnderWay -----------> HeadLanded ------> HeadClosed
+//!   |   |                    |                 |
+//!   |   |  land              |  land           |  land
+//!   |   +--------------------+-----------------+-----> Landed
+//!   |                                                    ^
+//!   |  abandon                              land         |
+//!   +------------> Abandoned ----------------------------+
 //! ```
+//!
+//! The first caller of a flight is a follower, too. The leader is the handle of the work.
 //!
 //! Callers join a flight while it is [`UnderWay`](Phase::UnderWay) or has a
 //! [head](Phase::HeadLanded). In every other phase, the next caller begins a new flight.
 //!
-//! Everything here stands under the one lock of the flight. No code of others runs under that lock:
-//! wakers are returned, and outcomes are shared by an `Arc`, so that a caller clones the outcome
-//! after the lock.
+//! Everything here stands under the one lock of the flight. Of foreign code, only the clones of
+//! wakers run under that lock. Wakers are returned, to be woken and dropped without the lock.
+//! Outcomes are shared by an `Arc`, so that a caller clones the outcome after the lock.
 
 use std::{mem::replace, sync::Arc, task::Waker};
 
@@ -26,11 +32,11 @@ pub(super) struct State<T> {
     present: u64,
     /// The flight goes on without callers.
     goes_on: bool,
-    /// A loader waits for this flight.
+    /// A loader waits for this flight, or has waited for it.
     is_needed_by_loader: bool,
-    /// A follower waits that joined too late for the head.
+    /// A follower that joined too late for the head has looked since the leader last took this.
     has_late_joiner: bool,
-    /// The task of the leader, if it waits for news of the followers.
+    /// The task of the leader, if the leader has waited for news of the followers.
     leader: Option<Waker>,
     followers: Wakers,
 }
@@ -55,12 +61,13 @@ struct FlightHead<T> {
 
 /// The end of the work.
 struct Landed<T> {
-    /// The followers of the head that have not been polled since still have the head.
+    /// A follower that the head admits, and that was not polled before the landing, still gets the
+    /// head.
     head: Option<FlightHead<T>>,
-    /// For the followers that joined before `epoch`.
+    /// For the followers that joined before `epoch`, but those with the head.
     landing: Landing<Arc<T>>,
     epoch: Epoch,
-    /// For the other followers, once it is known.
+    /// For the followers that joined later. `None` while the leader still owes them an end.
     late: Option<Landing<Arc<T>>>,
 }
 
@@ -109,7 +116,7 @@ impl Epoch {
 pub(super) enum Join {
     /// With this number, which counts the callers that joined before.
     Joined(u64),
-    /// The flight has so many callers as it may have.
+    /// The flight has as many callers as it may have.
     Full,
     /// The flight admits no caller any more.
     Over,
@@ -202,8 +209,6 @@ impl<T> State<T> {
         waker: &Waker,
     ) -> Found<T> {
         if let Some(landing) = self.landing_for(number, takes_head) {
-            // The change of the phase has ended the registration.
-            *registration = None;
             return Found::Landed(landing);
         }
         let replaced = self.followers.register(registration, waker);
@@ -226,7 +231,8 @@ impl<T> State<T> {
             Phase::UnderWay | Phase::HeadLanded(_) | Phase::Abandoned => None,
             Phase::HeadClosed(_) => takes_head.then_some(Landing::JoinAnew),
             Phase::Landed(landed) if !landed.epoch.admits(number) => landed.late.clone(),
-            // No other caller is there, and none comes. So this one need not clone the outcome.
+            // No other caller is there, and none comes. This caller takes the only `Arc`, so it can
+            // move the outcome out.
             Phase::Landed(landed) if self.present == 1 => {
                 Some(replace(&mut landed.landing, Landing::JoinAnew))
             }
@@ -242,46 +248,53 @@ impl<T> State<T> {
         }
     }
 
-    /// Lands the head, for the followers that take it and joined before the epoch. Landed again, it
-    /// admits those that joined before the new epoch.
+    /// Lands the head, for the followers that take a head and joined before the epoch. The first
+    /// head stays.
     pub(super) fn land_head(&mut self, outcome: Arc<T>, epoch: Epoch) -> StateChange<T> {
-        match &mut self.phase {
-            Phase::UnderWay | Phase::Abandoned => {
-                self.change(Phase::HeadLanded(FlightHead { outcome, admitted: epoch }))
-            }
-            Phase::HeadLanded(head) => {
-                head.admitted = epoch.max(head.admitted);
-                StateChange { unused: Some(outcome), ..self.woken() }
-            }
-            Phase::HeadClosed(_) | Phase::Landed(_) => {
-                StateChange { unused: Some(outcome), ..StateChange::default() }
-            }
+        if !matches!(self.phase, Phase::UnderWay) {
+            return StateChange { unused: Some(outcome), ..StateChange::default() };
         }
+        self.phase = Phase::HeadLanded(FlightHead { outcome, admitted: epoch });
+        self.woken()
+    }
+
+    /// Admits the followers to the head that joined before the epoch.
+    pub(super) fn admit_to_head(&mut self, epoch: Epoch) -> StateChange<T> {
+        let Phase::HeadLanded(head) = &mut self.phase else { return StateChange::default() };
+        head.admitted = epoch.max(head.admitted);
+        // Each follower wakes. One that is not admitted looks again, and sets this again.
+        self.has_late_joiner = false;
+        self.woken()
     }
 
     /// Sends the followers on that joined too late for the head.
     pub(super) fn close_head(&mut self) -> StateChange<T> {
         match replace(&mut self.phase, Phase::UnderWay) {
-            Phase::HeadLanded(head) => self.phase = Phase::HeadClosed(head),
-            other => self.phase = other,
+            Phase::HeadLanded(head) => {
+                self.phase = Phase::HeadClosed(head);
+                self.woken()
+            }
+            other => {
+                self.phase = other;
+                StateChange::default()
+            }
         }
-        self.woken()
     }
 
     /// Lands for the followers that joined before the epoch.
     pub(super) fn land(&mut self, landing: Landing<Arc<T>>, epoch: Epoch) -> StateChange<T> {
         let mut landed = Landed { head: None, landing, epoch, late: None };
-        let mut unused = None;
+        let mut before = None;
         match replace(&mut self.phase, Phase::UnderWay) {
             Phase::HeadLanded(head) => landed.head = Some(head),
             Phase::HeadClosed(head) => {
                 landed.head = Some(head);
                 landed.late = Some(Landing::JoinAnew);
             }
-            before => unused = Some(before),
+            phase => before = Some(phase),
         }
         self.phase = Phase::Landed(landed);
-        StateChange { before: unused, ..self.woken() }
+        StateChange { before, ..self.woken() }
     }
 
     /// Lands for the followers that joined too late for [`land`](Self::land).
@@ -295,16 +308,12 @@ impl<T> State<T> {
         }
     }
 
-    fn change(&mut self, phase: Phase<T>) -> StateChange<T> {
-        let before = replace(&mut self.phase, phase);
-        StateChange { before: Some(before), ..self.woken() }
-    }
-
     fn woken(&mut self) -> StateChange<T> {
         StateChange { followers: self.followers.take(), ..StateChange::default() }
     }
 
-    /// Returns whether the flight has landed, and followers wait that joined too late for that.
+    /// Returns whether the flight has landed, and followers have joined too late for the landing.
+    /// They may have left since.
     pub(super) fn owes_late_joiners(&self) -> bool {
         match &self.phase {
             Phase::Landed(landed) => landed.late.is_none() && self.joined > landed.epoch.joined,
@@ -316,7 +325,8 @@ impl<T> State<T> {
         matches!(self.phase, Phase::Landed(_))
     }
 
-    /// Returns the outcome for the followers that joined before the epoch of the landing.
+    /// Returns the outcome for the followers that joined before the epoch of the landing. Returns
+    /// `None` if the last follower has moved the outcome out.
     pub(super) fn outcome(&self) -> Option<Arc<T>> {
         let Phase::Landed(landed) = &self.phase else { return None };
         landed.landing.clone().outcome()
@@ -357,7 +367,7 @@ impl<T> State<T> {
         self.is_needed_by_loader
     }
 
-    /// Returns whether a follower waits that joined too late for the head, and forgets that.
+    /// Returns whether a follower that joined too late for the head has looked, and forgets that.
     pub(super) fn take_late_joiner(&mut self) -> bool {
         replace(&mut self.has_late_joiner, false)
     }

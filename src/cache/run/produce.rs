@@ -165,7 +165,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             if !self.is_current(lead, guard).await {
                 break;
             }
-            leader.land_head(Ok(head.clone()), epoch);
+            leader.admit_to_head(epoch);
         }
         debug!("the lease is lost or a tag has ended, so no more callers are served this load");
         leader.close_head();
