@@ -1,6 +1,12 @@
-//! The clients: real HTTP over connections that are kept alive.
+//! The clients: real HTTP over connections that are kept alive, at a fixed rate.
+//!
+//! The rate depends on no answer. Clients that wait for an answer before they ask again would ask
+//! less while a replica makes them wait, and more while it refuses them. Then a count of requests
+//! that wait would favour the side that fails.
 
 use std::{
+    error::Error,
+    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -11,20 +17,18 @@ use hdrhistogram::Histogram;
 use tokio::{
     sync::Semaphore,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{sleep_until, timeout},
 };
 
 use crate::{
     Failure,
-    figures::{BAR, bar_of, no_bars},
+    figures::{Away, bar_of, no_bars},
     fleet::Doors,
     http::Client,
     options::Options,
     origin::{self, Product},
+    replica::Way,
 };
-
-/// How long a client waits on average before it asks again.
-const PAUSE: Duration = Duration::from_millis(25);
 
 /// The name of the service. The host is part of the cache key, so all replicas answer to one name.
 const HOST: &str = "shop.example";
@@ -34,76 +38,67 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The answers, as clients saw them.
 pub(crate) struct Tally {
-    /// The time of each answer in microseconds, errors included.
+    /// The times of the answers in microseconds. A request that fails has no answer.
     pub(crate) latency: Histogram<u64>,
+    pub(crate) requests: u64,
     /// Requests that ended without an answer, or with another status than 200.
-    pub errors: u64,
+    pub(crate) failed: u64,
     /// Answers that took half a load or longer.
-    pub waited: u64,
+    pub(crate) waited: u64,
     /// The same in each tenth of a second that they took.
-    pub waiting: Vec<u32>,
-    /// The time that all clients waited, and the part of it that ended in an error. A count of
-    /// errors would mislead: a client that is refused at once comes back sooner, and gets more.
-    pub time: Duration,
-    pub failing_time: Duration,
-    /// The clients that got an error next, in each tenth of a second.
-    pub failing: Vec<f64>,
-    /// The greatest age of a value that a client got, since the origin read it.
-    pub oldest: Duration,
+    pub(crate) waiting: Vec<u32>,
+    /// Requests that failed, in the tenth of a second of their end.
+    pub(crate) failing: Vec<u32>,
+    /// The greatest age of a value that a client got, since the database read it.
+    pub(crate) oldest: Duration,
+    /// The requests that were sent while the store was away.
+    pub(crate) away: Option<Away>,
+}
+
+/// A request that has ended. Its times count from the start of the way.
+struct Ended {
+    sent: Duration,
+    ended: Duration,
+    /// The age of the value, if there was an answer.
+    age: Option<Duration>,
 }
 
 impl Tally {
-    fn new(options: &Options) -> Result<Self, Failure> {
+    fn new(options: &Options, way: Way) -> Result<Self, Failure> {
         Ok(Self {
             latency: Histogram::new_with_bounds(1, 60_000_000, 2)?,
-            errors: 0,
+            requests: 0,
+            failed: 0,
             waited: 0,
-            waiting: no_bars(options),
-            time: Duration::ZERO,
-            failing_time: Duration::ZERO,
-            failing: vec![0.0; no_bars(options).len()],
+            waiting: no_bars(options, way),
+            failing: no_bars(options, way),
             oldest: Duration::ZERO,
+            away: options.away_in(way).map(Away::new),
         })
     }
 
-    /// Adds the answer to a request that was sent and answered at these times since the start. The
-    /// client had the answer before it at `last`.
-    fn record(
-        &mut self,
-        options: &Options,
-        last: Duration,
-        (sent, answered): (Duration, Duration),
-        is_ok: bool,
-    ) {
-        let took = answered - sent;
+    fn record(&mut self, options: &Options, request: &Ended) {
+        let Ended { sent, ended, age } = *request;
+        let took = ended - sent;
+        self.requests += 1;
+        if let Some(away) = &mut self.away {
+            away.record(sent, took, age.is_some());
+        }
+        let Some(age) = age else {
+            self.failed += 1;
+            if let Some(bar) = self.failing.get_mut(bar_of(ended)) {
+                *bar += 1;
+            }
+            return;
+        };
         self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.oldest = self.oldest.max(age);
         if took >= options.load_time / 2 {
             self.waited += 1;
-            let bars = self.waiting.iter_mut().take(bar_of(answered) + 1);
-            bars.skip(bar_of(sent)).for_each(|bar| *bar += 1);
-        }
-        self.time += answered - last;
-        if !is_ok {
-            self.errors += 1;
-            self.failing_time += answered - last;
-            let bars = (0..).zip(&mut self.failing).take(bar_of(answered) + 1);
-            for (index, bar) in bars.skip(bar_of(last)) {
-                let (start, end) = (BAR * index, BAR * (index + 1));
-                *bar += (answered.min(end) - last.max(start)).div_duration_f64(BAR);
+            for bar in self.waiting.iter_mut().take(bar_of(ended) + 1).skip(bar_of(sent)) {
+                *bar += 1;
             }
         }
-    }
-
-    fn add(&mut self, other: &Self) -> Result<(), Failure> {
-        self.latency.add(&other.latency)?;
-        self.errors += other.errors;
-        self.waited += other.waited;
-        self.time += other.time;
-        self.failing_time += other.failing_time;
-        self.oldest = self.oldest.max(other.oldest);
-        self.waiting.iter_mut().zip(&other.waiting).for_each(|(bar, more)| *bar += more);
-        self.failing.iter_mut().zip(&other.failing).for_each(|(bar, more)| *bar += more);
-        Ok(())
     }
 }
 
@@ -133,54 +128,71 @@ pub(crate) async fn warm_up(options: &Options, doors: &Doors) {
     let _ = timeout(options.ttl, fill).await;
 }
 
-/// Runs all clients until the time is over, and adds up their tallies.
-pub(crate) async fn hammer(
+/// Sends requests at the fixed rate until the time is over, and waits for their ends.
+pub(crate) async fn send_all(
     options: &Options,
+    way: Way,
     doors: Arc<Doors>,
     begun: Instant,
 ) -> Result<Tally, Failure> {
     let http = Client::new();
-    let options = Arc::new(options.clone());
-    let mut clients = JoinSet::new();
-    for _ in 0..options.clients {
-        clients.spawn(ask(http.clone(), doors.clone(), options.clone(), begun));
-    }
-    let mut total = Tally::new(&options)?;
-    while let Some(tally) = clients.join_next().await {
-        total.add(&tally??)?;
-    }
-    Ok(total)
-}
-
-/// Runs one client: it asks a replica for a key, reads the answer, and pauses.
-async fn ask(
-    http: Client,
-    doors: Arc<Doors>,
-    options: Arc<Options>,
-    begun: Instant,
-) -> Result<Tally, Failure> {
-    let mut tally = Tally::new(&options)?;
-    let mut last = begun.elapsed();
-    loop {
-        sleep(PAUSE.mul_f64(2.0 * fastrand::f64())).await;
-        let sent = begun.elapsed();
-        if sent >= options.length() {
-            return Ok(tally);
-        }
+    let mut tally = Tally::new(options, way)?;
+    let mut requests = JoinSet::new();
+    let count = options.length(way).as_secs_f64() * f64::from(options.rate);
+    for number in 0..count as u32 {
+        let due = Duration::from_secs_f64(f64::from(number) / f64::from(options.rate));
+        sleep_until((begun + due).into()).await;
         let Some(address) = doors.any() else {
             return Err("no replica is left".into());
         };
-        let answer = timeout(PATIENCE, get(&http, address, fastrand::u16(..options.keys))).await;
-        let answered = begun.elapsed();
-        tally.record(&options, last, (sent, answered), matches!(answer, Ok(Ok(_))));
-        if let Ok(Ok(body)) = answer {
-            tally.oldest = tally.oldest.max(age(&body));
+        requests.spawn(ask(http.clone(), address, fastrand::u16(..options.keys), begun));
+        while let Some(ended) = requests.try_join_next() {
+            tally.record(options, &ended??);
         }
-        last = answered;
     }
+    while let Some(ended) = requests.join_next().await {
+        tally.record(options, &ended??);
+    }
+    Ok(tally)
 }
 
-/// Returns the time since the origin read a value. A step of the clock may hide it.
+/// Asks a replica for a key, and reads the answer.
+async fn ask(
+    http: Client,
+    address: SocketAddr,
+    key: u16,
+    begun: Instant,
+) -> Result<Ended, Failure> {
+    let sent = begun.elapsed();
+    let answer = timeout(PATIENCE, get(&http, address, key)).await;
+    let ended = begun.elapsed();
+    let age = match answer {
+        Ok(Ok(body)) => Some(age(&body)),
+        Ok(Err(error)) if is_out_of_files(&*error) => {
+            return Err("too many open files: raise the limit with `ulimit -n 4096`".into());
+        }
+        Ok(Err(_)) | Err(_) => None,
+    };
+    Ok(Ended { sent, ended, age })
+}
+
+/// Returns whether this process has no file left for a connection. Then the request says nothing
+/// about the replica.
+fn is_out_of_files(error: &(dyn Error + 'static)) -> bool {
+    // The number of `EMFILE` on Linux and macOS.
+    const TOO_MANY: i32 = 24;
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| error.raw_os_error() == Some(TOO_MANY)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Returns the time since the database read a value. A step of the clock may hide it.
 fn age(body: &[u8]) -> Duration {
     let product = serde_json::from_slice::<Product>(body).ok();
     product.and_then(|product| product.read_at.elapsed().ok()).unwrap_or_default()

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     time::{Duration, Instant},
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     clients::Tally,
@@ -18,39 +19,85 @@ use crate::{
 /// The width of a bar of the chart.
 pub(crate) const BAR: Duration = Duration::from_millis(100);
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    pub way: Way,
-    /// Loads at the origin.
-    pub loads: usize,
-    /// How often a key expired, the first load of each included.
-    pub expiries: usize,
-    pub loads_per_expiry: f64,
-    /// The most loads that one expiry cost.
-    pub worst_expiry: usize,
-    /// The most loads that ran or queued at the origin at one time.
-    pub origin_busiest: usize,
-    pub requests: u64,
-    pub errors: u64,
-    /// The share of the clients' time at whose end an error came.
-    pub failing_percent: f64,
-    pub requests_per_second: f64,
+    pub(crate) way: Way,
+    /// How long the way ran.
+    pub(crate) seconds: f64,
+    /// Queries that reached the database in this time, failures included.
+    pub(crate) queries: usize,
+    /// How often a key expired, the first query of each included.
+    pub(crate) expiries: usize,
+    pub(crate) queries_per_expiry: f64,
+    /// The most queries that one expiry cost.
+    pub(crate) worst_expiry: usize,
+    /// The most queries that ran or queued at the database at one time.
+    pub(crate) database_busiest: usize,
+    pub(crate) requests: u64,
     /// Answers that took half a load or longer.
-    pub waited: u64,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
-    pub worst_ms: f64,
+    pub(crate) waited: u64,
+    pub(crate) waited_percent: f64,
+    /// Requests without an answer, or with another status than 200.
+    pub(crate) failed: u64,
+    pub(crate) failed_percent: f64,
+    /// Times of answers. A request that fails has none.
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) slowest_ms: f64,
     /// Reads that local tiers served. All others asked the shared store, or waited for a load.
-    pub local: u64,
-    /// The greatest age of a value that a client got, since the origin read it.
-    pub oldest_ms: f64,
-    /// Loads in each tenth of a second.
-    pub loads_per_100ms: Vec<u32>,
+    pub(crate) local: u64,
+    /// The greatest age of a value that a client got, since the database read it.
+    pub(crate) oldest_ms: f64,
+    /// Queries in each tenth of a second.
+    pub(crate) queries_per_100ms: Vec<u32>,
     /// Requests that waited for a load in some part of each tenth of a second.
-    pub waiting_per_100ms: Vec<u32>,
-    /// Clients that got an error next, in each tenth of a second.
-    pub failing_per_100ms: Vec<f64>,
-    pub takeover: Option<Takeover>,
+    pub(crate) waiting_per_100ms: Vec<u32>,
+    /// Requests that failed in each tenth of a second.
+    pub(crate) failing_per_100ms: Vec<u32>,
+    pub(crate) takeover: Option<Takeover>,
+    pub(crate) away: Option<Away>,
+}
+
+/// What happened while the store was away.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Away {
+    /// The seconds of the way.
+    pub(crate) from: f64,
+    pub(crate) to: f64,
+    pub(crate) requests: u64,
+    pub(crate) failed: u64,
+    pub(crate) slowest_ms: f64,
+    pub(crate) queries: usize,
+}
+
+impl Away {
+    pub(crate) fn new(time: Range<Duration>) -> Self {
+        Self {
+            from: time.start.as_secs_f64(),
+            to: time.end.as_secs_f64(),
+            requests: 0,
+            failed: 0,
+            slowest_ms: 0.0,
+            queries: 0,
+        }
+    }
+
+    fn contains(&self, time: Duration) -> bool {
+        (self.from..self.to).contains(&time.as_secs_f64())
+    }
+
+    /// Counts a request, if it was sent while the store was away.
+    pub(crate) fn record(&mut self, sent: Duration, took: Duration, has_answer: bool) {
+        if !self.contains(sent) {
+            return;
+        }
+        self.requests += 1;
+        if has_answer {
+            self.slowest_ms = self.slowest_ms.max(took.as_secs_f64() * 1e3);
+        } else {
+            self.failed += 1;
+        }
+    }
 }
 
 impl Figures {
@@ -59,37 +106,48 @@ impl Figures {
         way: Way,
         begun: Instant,
         origin: &Origin,
-        tally: &Tally,
+        tally: Tally,
         takeover: Option<Takeover>,
     ) -> Self {
-        let took = begun.elapsed();
-        let loads = origin.loads(begun);
+        let length = options.length(way);
+        // A load after the end is in no bar of the chart, so no sum has it either.
+        let mut loads = origin.loads(begun);
+        loads.retain(|load| load.at - begun < length);
         let expiries = expiries(&loads, way.shortest_life(options.ttl));
-        let requests = tally.latency.len();
+        let mut away = tally.away;
+        if let Some(away) = &mut away {
+            away.queries = loads.iter().filter(|load| away.contains(load.at - begun)).count();
+        }
         let milliseconds = |micros: u64| micros as f64 / 1e3;
         Self {
             way,
-            loads: loads.len(),
+            seconds: length.as_secs_f64(),
+            queries: loads.len(),
             expiries: expiries.len(),
-            loads_per_expiry: loads.len() as f64 / expiries.len().max(1) as f64,
+            queries_per_expiry: loads.len() as f64 / expiries.len().max(1) as f64,
             worst_expiry: expiries.iter().copied().max().unwrap_or(0),
-            origin_busiest: origin.busiest(),
-            requests,
-            errors: tally.errors,
-            failing_percent: 100.0 * tally.failing_time.div_duration_f64(tally.time),
-            requests_per_second: requests as f64 / took.as_secs_f64(),
+            database_busiest: origin.busiest(),
+            requests: tally.requests,
             waited: tally.waited,
+            waited_percent: percent(tally.waited, tally.requests),
+            failed: tally.failed,
+            failed_percent: percent(tally.failed, tally.requests),
             p50_ms: milliseconds(tally.latency.value_at_quantile(0.5)),
             p99_ms: milliseconds(tally.latency.value_at_quantile(0.99)),
-            worst_ms: milliseconds(tally.latency.max()),
+            slowest_ms: milliseconds(tally.latency.max()),
             local: 0,
             oldest_ms: tally.oldest.as_secs_f64() * 1e3,
-            loads_per_100ms: bars(&loads, begun, options),
-            waiting_per_100ms: tally.waiting.clone(),
-            failing_per_100ms: tally.failing.clone(),
+            queries_per_100ms: bars(&loads, begun, options, way),
+            waiting_per_100ms: tally.waiting,
+            failing_per_100ms: tally.failing,
             takeover,
+            away,
         }
     }
+}
+
+fn percent(count: u64, all: u64) -> f64 {
+    100.0 * count as f64 / all.max(1) as f64
 }
 
 /// Returns how many loads each expiry cost.
@@ -113,8 +171,8 @@ fn expiries(loads: &[Load], life: Duration) -> Vec<usize> {
 }
 
 /// Returns an empty bar for each tenth of a second.
-pub(crate) fn no_bars(options: &Options) -> Vec<u32> {
-    vec![0; bar_of(options.length())]
+pub(crate) fn no_bars(options: &Options, way: Way) -> Vec<u32> {
+    vec![0; bar_of(options.length(way))]
 }
 
 /// Returns the bar of a time since the start.
@@ -122,8 +180,8 @@ pub(crate) fn bar_of(time: Duration) -> usize {
     usize::try_from(time.as_millis() / BAR.as_millis()).unwrap_or(usize::MAX)
 }
 
-pub(crate) fn bars(loads: &[Load], begun: Instant, options: &Options) -> Vec<u32> {
-    let mut bars = no_bars(options);
+pub(crate) fn bars(loads: &[Load], begun: Instant, options: &Options, way: Way) -> Vec<u32> {
+    let mut bars = no_bars(options, way);
     for load in loads {
         if let Some(bar) = bars.get_mut(bar_of(load.at - begun)) {
             *bar += 1;

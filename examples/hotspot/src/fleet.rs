@@ -10,7 +10,6 @@ use std::{
     },
 };
 
-use bellwether::MemoryBackend;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStdin, Command},
@@ -20,6 +19,7 @@ use tokio::{
 use crate::{
     Failure,
     replica::{self, Settings},
+    store::Shared,
 };
 
 /// The replicas; they end when this is dropped.
@@ -61,14 +61,15 @@ impl Fleet {
     pub(crate) async fn start(
         replicas: Vec<Settings>,
         as_processes: bool,
+        shared: &Shared,
     ) -> Result<Self, Failure> {
-        let shared = MemoryBackend::new();
         let mut members = Vec::new();
         let mut doors = Vec::new();
         for settings in replicas {
-            let (member, address) = match as_processes {
-                true => start_process(&settings).await?,
-                false => start_embedded(settings, shared.clone())?,
+            let (member, address) = if as_processes {
+                start_process(&settings).await?
+            } else {
+                start_embedded(settings, shared.clone())?
             };
             members.push(member);
             doors.push(Door { address, open: AtomicBool::new(true) });
@@ -113,10 +114,7 @@ impl Drop for Embedded {
     }
 }
 
-fn start_embedded(
-    settings: Settings,
-    shared: MemoryBackend,
-) -> Result<(Member, SocketAddr), Failure> {
+fn start_embedded(settings: Settings, shared: Shared) -> Result<(Member, SocketAddr), Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let name = format!("replica-{}", settings.number);

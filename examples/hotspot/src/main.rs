@@ -6,12 +6,14 @@
 //! cargo run --release -p hotspot -- --web
 //! ```
 //!
-//! The `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`.
-//! Six ways `run` in turn. `figures` holds the result of each, `report`, `chart` and `web` show it,
-//! and `takeover` kills the leader.
+//! The `clients` send real HTTP to the `replica`s of a `fleet` at a fixed rate. The replicas load
+//! from the slow `origin`, which stands for a database, and share a `store`. The ways `run` in turn.
+//! `figures` holds the result of each, `document` keeps all of them, `report`, `chart` and `web`
+//! show them, and `takeover` kills the leader.
 
 mod chart;
 mod clients;
+mod document;
 mod figures;
 mod fleet;
 mod http;
@@ -22,6 +24,7 @@ mod replica;
 mod report;
 mod run;
 mod sliders;
+mod store;
 mod takeover;
 mod web;
 
@@ -33,6 +36,7 @@ use std::{
 use bellwether::RedisBackend;
 
 use crate::{
+    document::Document,
     figures::Figures,
     options::{Options, Role},
     origin::Load,
@@ -57,54 +61,52 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Failure> {
     let options = match Role::read()? {
         Role::Replica => return replica::serve_as_process().await,
-        Role::Main(options) => options,
+        Role::Main(options) => *options,
     };
+    if let Some(path) = &options.replay {
+        let document = Document::read(path)?;
+        let options = document.options(&options);
+        return replay(&options, &document).await;
+    }
     if let Some(url) = &options.redis {
         let ping = RedisBackend::open(url)?.ping().await;
         ping.map_err(|error| format!("--redis: {error:#}"))?;
     }
     if options.web {
-        return web::serve(options).await;
+        return web::serve(options, None).await;
     }
     chart::prepare(&options.chart)?;
     if !options.json {
         print(&report::setting(&options))?;
     }
 
-    let progress = Progress::new(options.length() * Way::ALL.len() as u32);
+    let progress = Progress::new(options.length_of_all());
     let mut ways = Vec::new();
     for way in Way::ALL {
-        let tick = |loads: &[Load], _| {
-            progress.show(&format!("{}: {} origin loads", way.title(), loads.len()));
-        };
+        let title = way.title(&options);
+        let tick = |loads: &[Load], _| progress.show(&format!("{title}: {} queries", loads.len()));
         ways.push(run::one_way(&options, way, tick).await?);
     }
     progress.clear();
-    chart::draw(&options, &ways)?;
     show(&options, &ways)
 }
 
+/// Shows a run that was made before.
+async fn replay(options: &Options, document: &Document) -> Result<(), Failure> {
+    if options.web {
+        return web::serve(options.clone(), Some(document.ways.clone())).await;
+    }
+    print(&report::setting(options))?;
+    show(options, &document.ways)
+}
+
 fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
-    let sentences = report::sentences(options, ways);
+    chart::draw(options, ways)?;
     if options.json {
-        let document = serde_json::json!({
-            "replicas": options.fleet_size(),
-            "processes": options.processes.is_some(),
-            "backend": if options.redis.is_some() { "redis" } else { "memory" },
-            "clients": options.clients,
-            "keys": options.keys,
-            "seconds": options.seconds,
-            "ttl_ms": options.ttl.as_secs_f64() * 1e3,
-            "load_time_ms": options.load_time.as_secs_f64() * 1e3,
-            "origin_fails_ms": options.origin_fails.map(|time| time.as_secs_f64() * 1e3),
-            "lease_ms": options.lease().as_secs_f64() * 1e3,
-            "ways": ways,
-            "summary": sentences,
-            "chart": options.chart,
-        });
-        return print(&serde_json::to_string_pretty(&document)?);
+        return print(&serde_json::to_string_pretty(&Document::new(options, ways))?);
     }
     let table = report::table(options, ways);
+    let sentences = report::sentences(options, ways);
     let chart = options.chart.display();
     print(&format!("{table}\n{sentences}\n\nThe chart is in {chart}"))
 }

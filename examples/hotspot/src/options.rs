@@ -12,40 +12,41 @@ use std::{
 
 use lexopt::Arg::{Long, Short, Value};
 
-use crate::Failure;
+use crate::{Failure, replica::Way};
 
 const HELP: &str = "\
 See a cache stampede happen, and see it stopped.
 
-Starts a slow origin and several replicas of a service on loopback. Clients ask for a few hot keys
-that expire again and again, in six ways: without protection, with bellwether in each replica
-alone, and with bellwether over a store that the replicas share, where the requests at an expiry
-wait, where they get the old value meanwhile, where the value is refreshed before it expires, and
-where each replica keeps copies, too. Prints a table and draws a chart, or serves a page on which
-you choose your own numbers.
+Starts a slow database and several replicas of a service on loopback. Clients ask for a few hot
+keys that expire again and again, at a fixed rate, in seven ways: without protection, with
+bellwether in each replica alone, and with bellwether over a store that the replicas share, where
+the requests at an expiry wait, where they get the old value meanwhile, where the value is refreshed
+before it expires, where each replica keeps copies, too, and where the store goes away. Prints a
+table and draws a chart, or serves a page on which you choose your own numbers.
 
 Usage: hotspot [OPTIONS]
 
 Options:
       --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
-      --clients <N>        Clients, 1 to 2000; each needs up to nine open files [default: 120]
+      --rate <N>           Requests a second in all, 1 to 5000 [default: 1000]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
-      --seconds <SECONDS>  How long each of the six ways runs, 1 to 3600 [default: 4]
+      --seconds <SECONDS>  How long each of the ways runs, 1 to 3600 [default: 4]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
-      --load-time <TIME>   How long one load takes while the origin keeps up [default: 150ms]
+      --load-time <TIME>   How long one query takes while the database keeps up [default: 150ms]
       --lease <TIME>       How long the fleet waits for a replica that died while it was loading
                            [default: 5s, or 1s with --kill-leader]
       --redis <URL>        Share entries and leases through this Redis or Valkey server
       --processes <N>      Run 1 to 32 replicas as processes of their own, in place of --replicas;
                            needs --redis
       --origin-fails <TIME>
-                           Let all loads fail for so long, in runs that are longer by that; in the
-                           last three ways, old values stand in for failures; tells for how much of
-                           their time clients were failing
+                           Let all queries fail for so long, in runs that are longer by that; the
+                           ways with old values serve them in place of failures
+      --away <TIME>        How long the store is away in the last way [default: 5s]
       --kill-leader        Kill the leader in the middle of a load, and report the takeover
       --web                Serve the demo as a page on loopback, until Ctrl-C
       --port <N>           The port of that page, 0 to 65535 [default: 0, a free one]
       --json               Print one JSON document, and no table
+      --replay <FILE>      Show the run of such a document, and run nothing
       --chart <PATH>       Where to write the chart [default: hotspot.svg]
   -h, --help               Print this help
 ";
@@ -54,7 +55,8 @@ Options:
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) replicas: u16,
-    pub(crate) clients: u16,
+    /// Requests a second, for all replicas together.
+    pub(crate) rate: u16,
     pub(crate) keys: u16,
     pub(crate) seconds: u64,
     pub(crate) ttl: Duration,
@@ -66,17 +68,20 @@ pub(crate) struct Options {
     pub(crate) redis: Option<String>,
     pub(crate) processes: Option<u16>,
     pub(crate) origin_fails: Option<Duration>,
+    /// For how long the store is away in the last way.
+    pub(crate) away: Duration,
     pub(crate) kill_leader: bool,
     pub(crate) web: bool,
     pub(crate) port: u16,
     pub(crate) json: bool,
+    pub(crate) replay: Option<PathBuf>,
     pub(crate) chart: PathBuf,
 }
 
 /// What this process is.
 pub(crate) enum Role {
     /// The process that the user started.
-    Main(Options),
+    Main(Box<Options>),
     /// One replica, with its settings on the first line of its standard input.
     Replica,
 }
@@ -97,7 +102,7 @@ impl Role {
             let mut value = || parser.value();
             match name.as_str() {
                 "replicas" => replicas = Some(number(&name, value()?, 1..=32)?),
-                "clients" => options.clients = number(&name, value()?, 1..=2000)?,
+                "rate" => options.rate = number(&name, value()?, 1..=5000)?,
                 "keys" => options.keys = number(&name, value()?, 1..=1000)?,
                 "seconds" => options.seconds = number(&name, value()?, 1..=3600)?,
                 "ttl" => options.ttl = time(&name, value()?)?,
@@ -106,10 +111,12 @@ impl Role {
                 "redis" => options.redis = Some(text(&name, value()?)?),
                 "processes" => options.processes = Some(number(&name, value()?, 1..=32)?),
                 "origin-fails" => options.origin_fails = Some(time(&name, value()?)?),
+                "away" => options.away = time(&name, value()?)?,
                 "kill-leader" => options.kill_leader = true,
                 "web" => options.web = true,
                 "port" => options.port = number(&name, value()?, 0..=u16::MAX)?,
                 "json" => options.json = true,
+                "replay" => options.replay = Some(value()?.into()),
                 "chart" => options.chart = value()?.into(),
                 "help" => {
                     print!("{HELP}");
@@ -123,15 +130,15 @@ impl Role {
         }
         options.replicas = replicas.unwrap_or(options.replicas);
         options.check()?;
-        Ok(Self::Main(options))
+        Ok(Self::Main(Box::new(options)))
     }
 }
 
 impl Options {
-    fn standard() -> Self {
+    pub(crate) fn standard() -> Self {
         Self {
             replicas: 16,
-            clients: 120,
+            rate: 1000,
             keys: 4,
             seconds: 4,
             ttl: Duration::from_secs(1),
@@ -142,10 +149,12 @@ impl Options {
             redis: None,
             processes: None,
             origin_fails: None,
+            away: Duration::from_secs(5),
             kill_leader: false,
             web: false,
             port: 0,
             json: false,
+            replay: None,
             chart: "hotspot.svg".into(),
         }
     }
@@ -182,15 +191,35 @@ impl Options {
         self.lease.unwrap_or(standard)
     }
 
-    /// Returns how long each way runs.
-    pub(crate) fn length(&self) -> Duration {
-        Duration::from_secs(self.seconds) + self.origin_fails.unwrap_or_default()
+    /// Returns how long a way runs.
+    pub(crate) fn length(&self, way: Way) -> Duration {
+        let length = Duration::from_secs(self.seconds) + self.origin_fails.unwrap_or_default();
+        if way == Way::StoreAway { length + self.away } else { length }
     }
 
-    /// Returns when the origin fails, since the start of a way.
+    /// Returns how long all ways run.
+    pub(crate) fn length_of_all(&self) -> Duration {
+        Way::ALL.into_iter().map(|way| self.length(way)).sum()
+    }
+
+    /// Returns when the database fails, since the start of a way.
     pub(crate) fn failing(&self) -> Option<Range<Duration>> {
         let from = Duration::from_secs(self.seconds).mul_f64(0.3);
         Some(from..from + self.origin_fails?)
+    }
+
+    /// Returns when the store is away, since the start of a way, if the way has that.
+    pub(crate) fn away_in(&self, way: Way) -> Option<Range<Duration>> {
+        if way != Way::StoreAway {
+            return None;
+        }
+        let from = Duration::from_secs(self.seconds).mul_f64(0.3);
+        Some(from..from + self.away)
+    }
+
+    /// Returns the name of the store that the replicas share.
+    pub(crate) fn store_name(&self) -> &'static str {
+        if self.redis.is_some() { "Redis" } else { "the store" }
     }
 }
 

@@ -20,14 +20,17 @@ use axum::{
     routing::get,
 };
 use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, RedisBackend,
-    cache::{EarlyRefresh, LocalTier},
+    BellwetherLayer, Cache, RedisBackend,
+    cache::{Builder, EarlyRefresh, LocalTier},
     http_cache,
     layer::CachedResponse,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, http::Client, origin::Product};
+use crate::{Failure, http::Client, options::Options, origin::Product, store::Shared};
+
+/// What a replica may remember for the time in which the store is away, in bytes.
+const OUTAGE_MEMORY: usize = 4 << 20;
 
 /// The ways to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,26 +49,31 @@ pub(crate) enum Way {
     EarlyRefresh,
     /// The old answer is served while one replica loads, and each replica keeps copies.
     LocalTier,
+    /// The old answer is served while one replica loads, and the shared store goes away for a
+    /// while.
+    StoreAway,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::NoProtection,
         Self::InProcess,
         Self::Bellwether,
         Self::StaleWhileRevalidate,
         Self::EarlyRefresh,
         Self::LocalTier,
+        Self::StoreAway,
     ];
 
-    pub(crate) fn title(self) -> &'static str {
+    pub(crate) fn title(self, options: &Options) -> String {
         match self {
-            Self::NoProtection => "no protection",
-            Self::InProcess => "in-process only",
-            Self::Bellwether => "bellwether",
-            Self::StaleWhileRevalidate => "stale while revalidate",
-            Self::EarlyRefresh => "early refresh",
-            Self::LocalTier => "with a local tier",
+            Self::NoProtection => "no protection".to_owned(),
+            Self::InProcess => "each replica alone".to_owned(),
+            Self::Bellwether => "bellwether".to_owned(),
+            Self::StaleWhileRevalidate => "stale while revalidate".to_owned(),
+            Self::EarlyRefresh => "early refresh".to_owned(),
+            Self::LocalTier => "with a local tier".to_owned(),
+            Self::StoreAway => format!("{} goes away", options.store_name()),
         }
     }
 
@@ -77,15 +85,19 @@ impl Way {
         }
     }
 
-    pub(crate) fn explanation(self) -> &'static str {
-        match self {
-            Self::NoProtection => "each request that finds no value loads",
-            Self::InProcess => "each replica lets one request load, the others wait",
-            Self::Bellwether => "the fleet lets one request load, the others wait",
+    pub(crate) fn explanation(self, options: &Options) -> String {
+        let text = match self {
+            Self::NoProtection => "each request that finds no value runs a query",
+            Self::InProcess => "one request of each replica runs a query, others wait",
+            Self::Bellwether => "one request of the fleet runs a query, others wait",
             Self::StaleWhileRevalidate => "the old value is served while one replica loads",
             Self::EarlyRefresh => "one replica loads before the value expires",
             Self::LocalTier => "old values meanwhile, and copies in each replica",
-        }
+            Self::StoreAway => {
+                return format!("for {:?}; each replica serves what it remembers", options.away);
+            }
+        };
+        text.to_owned()
     }
 }
 
@@ -109,7 +121,7 @@ pub(crate) struct Settings {
 pub(crate) async fn serve(
     settings: Settings,
     listener: TcpListener,
-    shared: MemoryBackend,
+    shared: Shared,
 ) -> Result<(), Failure> {
     let database = Database {
         client: Client::new(),
@@ -146,41 +158,52 @@ pub(crate) async fn serve_as_process() -> Result<(), Failure> {
     });
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{}", listener.local_addr()?);
-    serve(settings, listener, MemoryBackend::new()).await
+    serve(settings, listener, Shared::default()).await
 }
 
 /// Opens a cache of answers over the store of the way.
-fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedResponse>, Failure> {
+fn answers(settings: &Settings, shared: Shared) -> Result<Cache<CachedResponse>, Failure> {
     let namespace = &settings.namespace;
     let builder = match (settings.way, &settings.redis) {
-        (Way::InProcess, _) => http_cache(MemoryBackend::new(), namespace),
-        (_, None) => http_cache(shared, namespace),
+        (Way::InProcess, _) => http_cache(Shared::default().memory(), namespace),
+        (Way::StoreAway, None) => http_cache(shared.memory_that_goes_away(), namespace),
+        (_, None) => http_cache(shared.memory(), namespace),
         (_, Some(url)) => http_cache(RedisBackend::open(url)?, namespace),
     };
-    let builder = builder.ttl(settings.ttl);
-    let builder = match settings.way {
-        Way::StaleWhileRevalidate | Way::LocalTier => {
-            builder.stale_while_revalidate(settings.stale)
+    let builder = builder.ttl(settings.ttl).lease(settings.lease);
+    Ok(with_windows(builder, settings).build()?)
+}
+
+/// Adds what the way has beyond a time to live.
+fn with_windows<C>(
+    builder: Builder<CachedResponse, C>,
+    settings: &Settings,
+) -> Builder<CachedResponse, C> {
+    match settings.way {
+        Way::NoProtection | Way::InProcess | Way::Bellwether => builder,
+        Way::StaleWhileRevalidate => builder.stale_while_revalidate(settings.stale),
+        // Over Redis this much is the default. The store in memory cannot go away by itself.
+        Way::StoreAway => {
+            builder.stale_while_revalidate(settings.stale).outage_memory(OUTAGE_MEMORY)
         }
         Way::EarlyRefresh => {
             builder.early_refresh(EarlyRefresh::LastPart(0.2)).stale_if_error(settings.stale)
         }
-        _ => builder,
-    };
-    let builder = match settings.way {
-        Way::LocalTier if !settings.copies.is_zero() => {
+        Way::LocalTier => {
+            let builder = builder.stale_while_revalidate(settings.stale);
+            if settings.copies.is_zero() {
+                return builder;
+            }
             builder.local(LocalTier::default().max_age(settings.copies))
         }
-        _ => builder,
-    };
-    Ok(builder.lease(settings.lease).build()?)
+    }
 }
 
 /// Opens a plain cache of texts over the shared store.
-fn texts(settings: &Settings, shared: MemoryBackend) -> Result<Cache<String>, Failure> {
+fn texts(settings: &Settings, shared: Shared) -> Result<Cache<String>, Failure> {
     let namespace = &settings.namespace;
     let builder = match &settings.redis {
-        None => Cache::builder(shared, namespace),
+        None => Cache::builder(shared.memory(), namespace),
         Some(url) => Cache::builder(RedisBackend::open(url)?, namespace),
     };
     Ok(builder.ttl(settings.ttl).build()?)

@@ -1,43 +1,45 @@
 //! The setting, the table with its footnotes, and a summary in words.
+//!
+//! The page and the chart use the same words: queries reach the database, requests wait or fail.
 
 use std::fmt::Write;
 
-use crate::{figures::Figures, options::Options, origin, replica::Way};
+use crate::{
+    figures::{Away, Figures},
+    options::Options,
+    origin,
+    replica::Way,
+};
 
 /// The headings of the table, which is at most 100 columns wide.
-const HEADINGS: [&str; 10] = [
-    "",
-    "loads",
-    "expiries",
-    "per expiry",
-    "worst",
-    "req/s",
-    "waited",
-    "p99",
-    "slowest",
-    "failing",
-];
+const HEADINGS: [&str; 9] =
+    ["", "queries", "expiries", "per expiry", "worst", "wait", "fail", "p99", "slowest"];
 
 /// The space between two columns.
 const GAP: &str = "  ";
 
-/// Says where the replicas run and what they share.
+/// Says where the replicas run, what they share and what they are asked.
 pub(crate) fn setting(options: &Options) -> String {
     let replicas = match options.fleet_size() {
         1 => "1 replica".to_owned(),
         count => format!("{count} replicas"),
     };
-    match (options.processes, &options.redis) {
-        (Some(_), _) => format!("{replicas} in processes of their own, over Redis.\n"),
+    let place = match (options.processes, &options.redis) {
+        (Some(_), _) => format!("{replicas} in processes of their own, over Redis."),
         (None, Some(_)) => format!(
             "{replicas} as tasks of this process, over Redis. Add `--processes N` for real \
-             processes.\n"
+             processes."
         ),
         (None, None) => format!(
             "{replicas} as tasks of this process, over one MemoryBackend.\n\
-             For real processes over Redis: `--redis redis://127.0.0.1/ --processes N`.\n"
+             For real processes over Redis: `--redis redis://127.0.0.1/ --processes N`."
         ),
-    }
+    };
+    let requests = thousands(options.rate.into());
+    format!(
+        "{place}\n{requests} requests a second for {} hot keys, whatever the answers.\n",
+        options.keys
+    )
 }
 
 /// Returns the table of all ways.
@@ -45,16 +47,15 @@ pub(crate) fn table(options: &Options, ways: &[Figures]) -> String {
     let mut rows = vec![HEADINGS.map(str::to_owned).to_vec()];
     for figures in ways {
         rows.push(vec![
-            figures.way.title().to_owned(),
-            thousands(figures.loads as u64),
+            figures.way.title(options),
+            thousands(figures.queries as u64),
             figures.expiries.to_string(),
-            format!("{:.2}", figures.loads_per_expiry),
+            number(figures.queries_per_expiry),
             figures.worst_expiry.to_string(),
-            thousands(figures.requests_per_second.round() as u64),
-            thousands(figures.waited),
+            share(figures.waited, figures.requests),
+            share(figures.failed, figures.requests),
             milliseconds(figures.p99_ms),
-            milliseconds(figures.worst_ms),
-            failing(figures),
+            milliseconds(figures.slowest_ms),
         ]);
     }
     let mut text = aligned(&rows);
@@ -70,9 +71,10 @@ fn aligned(rows: &[Vec<String>]) -> String {
     for (index, row) in rows.iter().enumerate() {
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
-            let padded = match column {
-                0 => format!("{cell:<width$}"),
-                _ => format!("{GAP}{cell:>width$}"),
+            let padded = if column == 0 {
+                format!("{cell:<width$}")
+            } else {
+                format!("{GAP}{cell:>width$}")
             };
             text.push_str(&padded);
         }
@@ -87,27 +89,29 @@ fn aligned(rows: &[Vec<String>]) -> String {
 }
 
 fn footnote(options: &Options) -> String {
-    let killed = match options.kill_leader {
-        true => "Requests that the killed replica had open fail.\n",
-        false => "",
-    };
+    let killed =
+        if options.kill_leader { "Requests that the killed replica had open fail.\n" } else { "" };
     let failed = match options.failing() {
         Some(time) => {
-            format!("The origin fails for {:?}, from {:?} on.\n", time.end - time.start, time.start)
+            format!(
+                "The database fails for {:?}, from {:?} on.\n",
+                time.end - time.start,
+                time.start
+            )
         }
         None => String::new(),
     };
     format!(
-        "\nThe caches are warm at the start. Loads are counted at the origin, failures included.\n\
-         An expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, or\n\
+        "\nThe caches are warm at the start.\n\
+         Queries: those that reached the database, failures included.\n\
+         An expiry: all queries for a key within one time to live ({:?}) of the first of them, or\n\
          within half of it with early refresh, which loads before the expiry.\n\
-         Worst: the most loads that a single expiry caused.\n\
-         Waited: answers that took at least half as long as a load.\n\
-         The origin runs {} loads at once, each {:?}; more wait, and beyond {} it refuses with \
-         503.\n\
-         Latency is what clients saw, errors included. An error is any answer but 200, or none.\n\
-         Failing: the share of the time of clients that ended in an error, counted from the last\n\
-         answer on. A client that is refused at once only asks more often.\n\
+         Worst: the most queries that a single expiry caused.\n\
+         Wait: the share of the requests whose answer took at least half as long as a query.\n\
+         Fail: the share of the requests with another answer than 200, or with none in 10 s.\n\
+         P99, slowest: the times of answers. A request that fails has no time.\n\
+         The database runs {} queries at once, each for {:?}. More of them queue, and beyond {} it\n\
+         refuses with 503.\n\
          {killed}{failed}",
         options.ttl,
         origin::CAPACITY,
@@ -116,7 +120,7 @@ fn footnote(options: &Options) -> String {
     )
 }
 
-/// Returns the summary of the figures.
+/// Returns the summary of the figures. A way without an expiry has no sentence about expiries.
 pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let mut text = String::new();
     let of = |way| ways.iter().find(|figures| figures.way == way);
@@ -130,40 +134,45 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     ) else {
         return text;
     };
-    let replicas = match options.fleet_size() {
-        1 => "one replica".to_owned(),
-        count => format!("{count} replicas, each for itself"),
-    };
+    if [without, alone, fleet].iter().any(|figures| figures.expiries == 0) {
+        let _ = writeln!(
+            text,
+            "No key expired in some of the ways. Let each run for longer than a value lives ({:?}).",
+            options.ttl,
+        );
+    } else {
+        let _ = writeln!(
+            text,
+            "For each expiry of a hot key, {} reached the database without protection,\n\
+             {} where each replica loads for itself, and {} with bellwether.",
+            queries(without.queries_per_expiry),
+            number(alone.queries_per_expiry),
+            number(fleet.queries_per_expiry),
+        );
+    }
     let _ = write!(
         text,
-        "Each time a hot key expired, the origin was asked for it {} without protection,\n{} by \
-         {replicas}, and {} by the whole fleet with bellwether.\n\
-         Without protection, {} of the requests waited for a load.\n\
-         With bellwether, {} waited; {} where the old value is served meanwhile,\nand {} with \
-         early refresh.",
-        times(without.loads_per_expiry),
-        times(alone.loads_per_expiry),
-        times(fleet.loads_per_expiry),
-        share(without, without.waited),
-        share(fleet, fleet.waited),
-        share(stale, stale.waited),
-        share(early, early.waited),
+        "Of the requests without protection, {} waited and {} failed. With bellwether, {} waited\n\
+         and {} failed; {} waited with old values meanwhile, and {} with early refresh.",
+        share(without.waited, without.requests),
+        share(without.failed, without.requests),
+        share(fleet.waited, fleet.requests),
+        share(fleet.failed, fleet.requests),
+        share(stale.waited, stale.requests),
+        share(early.waited, early.requests),
     );
     let _ = match options.origin_fails {
         Some(time) => write!(
             text,
-            "\nThe origin failed for {time:?}. Clients were failing for {} of their time with old \
-             values in\nplace of failures (early refresh with stale-if-error), and for {} with old \
-             values while they\nare refreshed. Where no old value may be served, it was {} with \
-             bellwether,\nand {} without.",
-            failing(early),
-            failing(stale),
-            failing(fleet),
-            failing(without),
+            "\nThe database failed for {time:?}. Of the requests, {} failed with old values in place \
+             of\nfailures (early refresh with stale-if-error), and {} with old values while they \
+             are refreshed.",
+            share(early.failed, early.requests),
+            share(stale.failed, stale.requests),
         ),
         None => write!(
             text,
-            "\nOne request in a hundred took longer than {} without protection, {} with \
+            "\nOne answer in a hundred took longer than {} without protection, {} with \
              bellwether,\n{} with old values, and {} with early refresh.",
             milliseconds(without.p99_ms),
             milliseconds(fleet.p99_ms),
@@ -173,11 +182,14 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     };
     let _ = write!(
         text,
-        "\nWith a local tier, {} of the reads were served from copies in their replica,\nand \
-         the others asked the shared store. The oldest value that a client saw was {} old.",
-        share(local, local.local),
+        "\nWith a local tier, {} of the reads were served from copies in their replica. The oldest\n\
+         value that a client got there was {} old.",
+        share(local.local, local.requests),
         milliseconds(local.oldest_ms),
     );
+    if let Some(away) = of(Way::StoreAway).and_then(|figures| figures.away.as_ref()) {
+        let _ = write!(text, "\n{}", outage(options, away));
+    }
     match &fleet.takeover {
         Some(takeover) => {
             let _ = write!(text, "\n{}", takeover.sentence());
@@ -192,32 +204,53 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     text
 }
 
-/// Returns a number of requests, and their share of all.
-pub(crate) fn share(figures: &Figures, count: u64) -> String {
-    if count == 0 {
-        return "none".to_owned();
-    }
-    let percent = 100.0 * count as f64 / figures.requests.max(1) as f64;
-    format!("{} ({percent:.1} %)", thousands(count))
+fn outage(options: &Options, away: &Away) -> String {
+    let answered = away.requests - away.failed;
+    let failed = if away.failed == 0 { "none".to_owned() } else { thousands(away.failed) };
+    let slowest = if answered == 0 {
+        String::new()
+    } else {
+        format!(", the slowest after {}", milliseconds(away.slowest_ms))
+    };
+    let queries = match away.queries {
+        0 => "no query".to_owned(),
+        1 => "1 query".to_owned(),
+        count => format!("{} queries", thousands(count as u64)),
+    };
+    format!(
+        "{} was away for {:?}: {} requests were answered meanwhile{slowest}, and {failed} failed;\n\
+         {queries} reached the database.",
+        capitalized(options.store_name()),
+        options.away,
+        thousands(answered),
+    )
 }
 
-/// Returns the share of their time in which clients were failing.
-pub(crate) fn failing(figures: &Figures) -> String {
-    match figures.errors {
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+    first.into_iter().chain(letters).collect()
+}
+
+/// Returns the share of some requests in all.
+pub(crate) fn share(count: u64, all: u64) -> String {
+    let percent = 100.0 * count as f64 / all.max(1) as f64;
+    match count {
         0 => "none".to_owned(),
-        _ => format!("{:.1} %", figures.failing_percent),
+        _ if percent < 0.05 => "under 0.1 %".to_owned(),
+        _ => format!("{percent:.1} %"),
     }
 }
 
-fn times(count: f64) -> String {
+fn queries(count: f64) -> String {
     match number(count).as_str() {
-        "1" => "once".to_owned(),
-        other => format!("{other} times"),
+        "1" => "1 query".to_owned(),
+        other => format!("{other} queries"),
     }
 }
 
 /// Formats a number with two decimals at most. 1.02 does not become 1.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     if value >= 10.0 {
         return format!("{value:.0}");
     }
@@ -225,9 +258,9 @@ fn number(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn milliseconds(value: f64) -> String {
+pub(crate) fn milliseconds(value: f64) -> String {
     match value {
-        1000.0.. => format!("{:.2} s", value / 1e3),
+        999.5.. => format!("{:.2} s", value / 1e3),
         10.0.. => format!("{value:.0} ms"),
         _ => format!("{value:.1} ms"),
     }

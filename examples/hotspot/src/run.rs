@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::time::sleep_until;
+
 use crate::{
     Failure, clients,
     figures::Figures,
@@ -12,6 +14,7 @@ use crate::{
     options::Options,
     origin::{Load, Origin},
     replica::{Settings, Way},
+    store::{Proxy, Shared},
     takeover,
 };
 
@@ -22,38 +25,84 @@ pub(crate) async fn one_way(
     tick: impl FnMut(&[Load], Instant),
 ) -> Result<Figures, Failure> {
     let origin = Origin::start(options.load_time).await?;
-    let replicas = replicas(options, way, &origin);
-    let fleet = Fleet::start(replicas, options.processes.is_some()).await?;
+    let store = Store::start(options, way).await?;
+    let replicas = replicas(options, way, &origin, store.url(options));
+    let fleet = Fleet::start(replicas, options.processes.is_some(), &store.shared).await?;
 
     clients::warm_up(options, &fleet.doors()).await;
     let begun = Instant::now();
     if let Some(time) = options.failing() {
         origin.fail(begun + time.start..begun + time.end);
     }
-    let hammer = clients::hammer(options, fleet.doors(), begun);
+    let requests = clients::send_all(options, way, fleet.doors(), begun);
     let kill = async {
-        match (way, options.kill_leader) {
-            (Way::Bellwether, true) => takeover::kill_leader(options, &origin, &fleet).await,
-            _ => Ok(None),
+        if way == Way::Bellwether && options.kill_leader {
+            takeover::kill_leader(options, &origin, &fleet).await
+        } else {
+            Ok(None)
         }
     };
-    let (tally, takeover) = tokio::select! {
-        both = async { tokio::try_join!(hammer, kill) } => both?,
+    let outage = async {
+        store.go_away(options, way, begun).await;
+        Ok(())
+    };
+    let (tally, takeover, ()) = tokio::select! {
+        all = async { tokio::try_join!(requests, kill, outage) } => all?,
         never = each_tick(tick, &origin, begun) => match never {},
     };
-    let mut figures = Figures::new(options, way, begun, &origin, &tally, takeover);
+    let mut figures = Figures::new(options, way, begun, &origin, tally, takeover);
     figures.local = clients::local_reads(&fleet.doors()).await.min(figures.requests);
     Ok(figures)
 }
 
-fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
+/// The store of one way, and what can switch it off.
+struct Store {
+    shared: Shared,
+    proxy: Option<Proxy>,
+}
+
+impl Store {
+    async fn start(options: &Options, way: Way) -> Result<Self, Failure> {
+        let proxy = match (way, &options.redis) {
+            (Way::StoreAway, Some(url)) => Some(Proxy::start(url).await?),
+            _ => None,
+        };
+        Ok(Self { shared: Shared::default(), proxy })
+    }
+
+    /// Returns the URL of Redis for the replicas.
+    fn url(&self, options: &Options) -> Option<String> {
+        match &self.proxy {
+            Some(proxy) => Some(proxy.url().to_owned()),
+            None => options.redis.clone(),
+        }
+    }
+
+    /// Lets the store be away for a while, if the way has that.
+    async fn go_away(&self, options: &Options, way: Way, begun: Instant) {
+        let Some(time) = options.away_in(way) else { return };
+        sleep_until((begun + time.start).into()).await;
+        self.set_away(true);
+        sleep_until((begun + time.end).into()).await;
+        self.set_away(false);
+    }
+
+    fn set_away(&self, is_away: bool) {
+        match &self.proxy {
+            Some(proxy) => proxy.set_away(is_away),
+            None => self.shared.set_away(is_away),
+        }
+    }
+}
+
+fn replicas(options: &Options, way: Way, origin: &Origin, redis: Option<String>) -> Vec<Settings> {
     // Each run has its own namespace, so that it finds no entry of an earlier run.
     let namespace = format!("hotspot-{:08x}", fastrand::u32(..));
     let settings = |number| Settings {
         number,
         way,
         origin: origin.address,
-        redis: options.redis.clone(),
+        redis: redis.clone(),
         namespace: namespace.clone(),
         ttl: options.ttl,
         lease: options.lease(),

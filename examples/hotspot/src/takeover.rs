@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
     time::{sleep, timeout},
@@ -13,10 +13,11 @@ use crate::{
     fleet::Fleet,
     options::Options,
     origin::{Load, Origin},
+    replica::Way,
 };
 
 /// The events after a leader was killed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Takeover {
     key: u16,
     /// The replica that was killed, and how far into its load.
@@ -29,7 +30,7 @@ pub(crate) struct Takeover {
     pub(crate) heir: Option<Heir>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Heir {
     replica: u16,
     /// From the kill until the second load began.
@@ -63,8 +64,8 @@ pub(crate) async fn kill_leader(
     fleet: &Fleet,
 ) -> Result<Option<Takeover>, Failure> {
     let begun = Instant::now();
-    let left = || options.length().saturating_sub(begun.elapsed());
-    sleep(options.length().mul_f64(0.4)).await;
+    let left = || options.length(Way::Bellwether).saturating_sub(begun.elapsed());
+    sleep(options.length(Way::Bellwether).mul_f64(0.4)).await;
     let mut loads = origin.watch();
     let Ok(first) = timeout(left(), next(&mut loads, |_| true)).await else {
         return Ok(None);

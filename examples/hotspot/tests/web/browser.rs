@@ -77,13 +77,6 @@ impl Browser {
         errors.map(|entry| entry["message"].to_string()).collect()
     }
 
-    /// Returns a picture of the window, as a PNG in Base64.
-    pub async fn picture(&self) -> String {
-        let order = json!({ "cmd": "Page.captureScreenshot", "params": {} });
-        let picture = self.order("goog/cdp/execute", order).await;
-        picture["data"].as_str().unwrap().to_owned()
-    }
-
     async fn element(&self, selector: &str) -> String {
         let order = json!({ "using": "css selector", "value": selector });
         let element = self.order("element", order).await;
