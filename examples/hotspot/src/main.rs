@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The `clients` send real HTTP to the `replica`s of a `fleet` at a fixed rate. The replicas load
-//! from the slow `origin`, which stands for a database, and share a `store`. The ways `run` in turn.
-//! `figures` holds the result of each, `document` keeps all of them, `report`, `chart` and `web`
-//! show them, and `takeover` kills the leader.
+//! from the slow `origin`, which stands for a database, and share a `store`. The ways `run` in
+//! turn. `figures` holds the result of each, and `document` keeps all of them. `report`, `chart`
+//! and `web` show them. `takeover` kills the leader.
 
 mod chart;
 mod clients;

@@ -21,7 +21,7 @@ use axum::{
 };
 use bellwether::{
     BellwetherLayer, Cache, RedisBackend,
-    cache::{Builder, EarlyRefresh, LocalTier},
+    cache::{AfterFailure, Builder, EarlyRefresh, LocalTier},
     http_cache,
     layer::CachedResponse,
 };
@@ -170,6 +170,8 @@ fn answers(settings: &Settings, shared: Shared) -> Result<Cache<CachedResponse>,
         (_, None) => http_cache(shared.memory(), namespace),
         (_, Some(url)) => http_cache(RedisBackend::open(url)?, namespace),
     };
+    // A refusal of this database is not the fault of one caller.
+    let builder = builder.after_failure(|_| Some(AfterFailure::BACK_OFF));
     let builder = builder.ttl(settings.ttl).lease(settings.lease);
     Ok(with_windows(builder, settings).build()?)
 }

@@ -110,8 +110,8 @@ fn footnote(options: &Options) -> String {
          Wait: the share of the requests whose answer took at least half as long as a query.\n\
          Fail: the share of the requests with another answer than 200, or with none in 10 s.\n\
          P99, slowest: the times of answers. A request that fails has no time.\n\
-         The database runs {} queries at once, each for {:?}. More of them queue, and beyond {} it\n\
-         refuses with 503.\n\
+         The database runs {} queries at once, each for {:?}. More of them queue, and beyond {} \
+         it\nrefuses with 503.\n\
          {killed}{failed}",
         options.ttl,
         origin::CAPACITY,
@@ -137,7 +137,8 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     if [without, alone, fleet].iter().any(|figures| figures.expiries == 0) {
         let _ = writeln!(
             text,
-            "No key expired in some of the ways. Let each run for longer than a value lives ({:?}).",
+            "No key expired in some of the ways. Let each run for longer than a value lives \
+             ({:?}).",
             options.ttl,
         );
     } else {
@@ -164,9 +165,9 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let _ = match options.origin_fails {
         Some(time) => write!(
             text,
-            "\nThe database failed for {time:?}. Of the requests, {} failed with old values in place \
-             of\nfailures (early refresh with stale-if-error), and {} with old values while they \
-             are refreshed.",
+            "\nThe database failed for {time:?}. Of the requests, {} failed with old values in \
+             place of\nfailures (early refresh with stale-if-error), and {} with old values \
+             while they are refreshed.",
             share(early.failed, early.requests),
             share(stale.failed, stale.requests),
         ),
@@ -182,8 +183,8 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     };
     let _ = write!(
         text,
-        "\nWith a local tier, {} of the reads were served from copies in their replica. The oldest\n\
-         value that a client got there was {} old.",
+        "\nWith a local tier, {} of the reads were served from copies in their replica. The \
+         oldest\nvalue that a client got there was {} old.",
         share(local.local, local.requests),
         milliseconds(local.oldest_ms),
     );
@@ -210,7 +211,7 @@ fn outage(options: &Options, away: &Away) -> String {
     let slowest = if answered == 0 {
         String::new()
     } else {
-        format!(", the slowest after {}", milliseconds(away.slowest_ms))
+        format!(",\nthe slowest after {}", milliseconds(away.slowest_ms))
     };
     let queries = match away.queries {
         0 => "no query".to_owned(),
@@ -218,8 +219,8 @@ fn outage(options: &Options, away: &Away) -> String {
         count => format!("{} queries", thousands(count as u64)),
     };
     format!(
-        "{} was away for {:?}: {} requests were answered meanwhile{slowest}, and {failed} failed;\n\
-         {queries} reached the database.",
+        "{} was away for {:?}: {} requests were answered meanwhile{slowest}, and {failed} \
+         failed; {queries} reached the database.",
         capitalized(options.store_name()),
         options.away,
         thousands(answered),
