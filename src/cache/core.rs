@@ -11,8 +11,6 @@ use std::{
 use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-#[cfg(feature = "http")]
-use super::AfterFailure;
 use super::{
     Codec,
     activity::Activity,
@@ -322,15 +320,6 @@ impl<V> Core<V> {
             copies.count_trust();
         }
         self.counters.snapshot(self.loads.flights.len(), self.backend.writes.len())
-    }
-
-    /// Returns the rule by which a key backs off after this error, if the cache has one.
-    #[cfg(feature = "http")]
-    pub(crate) fn backs_off_after(&self, error: &Error) -> Option<AfterFailure> {
-        match self.loads.failures.policy(error)? {
-            AfterFailure::LoadAgain => None,
-            rule => Some(rule),
-        }
     }
 
     /// Lets go of the copies of a value in this process.

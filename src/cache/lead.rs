@@ -14,7 +14,7 @@ use super::{
     outcome::{FlightResult, Head},
 };
 use crate::{
-    backend::{Entry, Tagged, Windows},
+    backend::{Entry, Tagged},
     lease::Lease,
     sync::lock,
     time::after,
@@ -28,11 +28,9 @@ pub struct Lead<V>(pub(super) Arc<LeadInner<V>>);
 pub(super) struct LeadInner<V> {
     lease: Option<Arc<Lease>>,
     pub(super) previous: Option<Arc<Previous<V>>>,
-    /// No old value is good enough, so none stands in.
-    wants_new: bool,
     keeping: Mutex<Keeping>,
-    /// The head of the value, as callers get it.
-    pub(super) head: SetOnce<FlightResult<V>>,
+    /// The head of the value, once the loader has announced it.
+    pub(super) head: SetOnce<Head>,
 }
 
 /// How a value is kept, and what follows its failure. What is not set, the request decides.
@@ -53,11 +51,10 @@ impl<V> Lead<V> {
     pub(super) fn new(
         lease: Option<Arc<Lease>>,
         previous: Option<Arc<Previous<V>>>,
-        wants_new: bool,
         tagged: Tagged,
     ) -> Self {
         let keeping = Mutex::new(Keeping { tagged, ..Keeping::default() });
-        Self(Arc::new(LeadInner { lease, previous, wants_new, keeping, head: SetOnce::new() }))
+        Self(Arc::new(LeadInner { lease, previous, keeping, head: SetOnce::new() }))
     }
 
     /// Returns the fence of this load. It is greater than in each earlier load of this key.
@@ -136,12 +133,6 @@ impl<V> Lead<V> {
         self.keeping().after_failure = Some(rule);
     }
 
-    /// Returns whether a stale value is served if this load fails now.
-    pub(crate) fn has_stand_in(&self) -> bool {
-        let previous = self.0.previous.as_ref().filter(|_| !self.0.wants_new);
-        previous.is_some_and(|it| it.left_on_error().is_some())
-    }
-
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
         self.keeping().do_not_store = true;
@@ -158,34 +149,14 @@ impl<V> Lead<V> {
         self.keeping().tagged.tags.push(tag);
     }
 
-    /// Takes the tags out. The tag number stays.
-    pub(crate) fn take_tags(&self) -> Tagged {
-        let tagged = &mut self.keeping().tagged;
-        Tagged { number: tagged.number, tags: std::mem::take(&mut tagged.tags) }
-    }
-
     /// Returns the source of the value for the caller that leads.
     pub(crate) fn source(&self) -> Source {
         if self.0.lease.is_some() { Source::Led } else { Source::Degraded }
     }
 
-    /// Returns whether the load is to replace a stored value.
-    pub(crate) fn replaces(&self) -> bool {
-        self.0.previous.is_some()
-    }
-
-    /// Announces the head of the value, so that callers of this process that take heads have it at
-    /// once. From then on the load has no time limit but its loader's own.
-    pub(crate) fn announce(&self, head: Head) {
-        let _ = self.0.head.set(FlightResult::Head(head, self.source()));
-    }
-
-    /// Sets how long the value is kept, in each of its windows.
-    pub(crate) fn keep(&self, windows: Windows) {
-        let mut keeping = self.keeping();
-        keeping.ttl = Some(windows.fresh);
-        keeping.stale_while_revalidate = Some(windows.stale);
-        keeping.stale_if_error = Some(windows.error);
+    /// Returns the end of a flight for the callers that get its head.
+    pub(super) fn headed(&self, head: &Head) -> FlightResult<V> {
+        FlightResult::Head(head.clone(), self.source())
     }
 
     /// Locks how the value is kept, to read or to set it. No code of a user may run meanwhile.

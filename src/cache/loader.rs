@@ -12,11 +12,16 @@ use crate::{
     flight,
 };
 
-pub(crate) enum Produced<V> {
-    /// A value to share.
-    Value(V),
-    /// An answer for its caller alone, which has it already.
-    Alone(Alone),
+/// What a loader has made: a value to share. Or nothing, because the answer is for the loader's
+/// caller alone, and that caller has the answer already.
+pub(crate) struct Produced<V> {
+    pub(super) shared: Result<V, Alone>,
+}
+
+impl<V> Produced<V> {
+    pub(crate) fn value(value: V) -> Self {
+        Self { shared: Ok(value) }
+    }
 }
 
 /// A loader that a leader has yet to run. In a box, so that what runs it is compiled once for each
@@ -35,7 +40,7 @@ where
 pub(super) async fn of_user<V, E: Into<BoxError>>(
     loader: impl Future<Output = Result<V, E>>,
 ) -> Result<Produced<V>, Error> {
-    loader.await.map(Produced::Value).map_err(Error::load)
+    loader.await.map(Produced::value).map_err(Error::load)
 }
 
 /// Runs a loader until its limit, for the flight or load of this number. The limit no longer

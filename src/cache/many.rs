@@ -348,7 +348,7 @@ where
             let all = member.all.clone();
             tokio::spawn(self.clone().load_together(all).in_current_span());
         }
-        value.await.unwrap_or_else(|_| Err(cut_off())).map(Produced::Value)
+        value.await.unwrap_or_else(|_| Err(cut_off())).map(Produced::value)
     }
 
     /// Loads the ids that wait when all keys of the call are decided.

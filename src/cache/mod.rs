@@ -9,9 +9,6 @@
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
-// Some parts are for the HTTP layer alone.
-#![cfg_attr(not(feature = "http"), allow(dead_code))]
-
 mod activity;
 mod acts;
 mod breaker;
@@ -33,6 +30,8 @@ mod read;
 mod request;
 mod run;
 mod settings;
+#[cfg(feature = "http")]
+pub(crate) mod shared_load;
 mod tags;
 mod unencoded;
 mod watch;
@@ -61,14 +60,6 @@ pub use self::{
     watch::{EntryWatch, Ticket},
 };
 pub use crate::observe::Stats;
-
-#[cfg(feature = "http")]
-pub(crate) use self::{
-    loader::Produced,
-    outcome::{Alone, FlightResult, Head},
-    settings::{OnFull, OnUncacheable, Sharing, UNCACHEABLE_LIFE},
-    tags::are_fit,
-};
 
 use self::core::Core;
 use crate::{
@@ -294,13 +285,6 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         }
         // A release that the backend does not answer ends by itself, with its lease.
         core.backend.engine.shutdown(answers).await;
-    }
-}
-
-impl<V> Cache<V> {
-    /// Returns a number that each invalidation of the key by this process makes greater.
-    pub(crate) fn invalidations(&self, key: &Key) -> u64 {
-        self.core.local.invalidations.so_far(key)
     }
 }
 

@@ -124,6 +124,7 @@ impl Invalidations {
         self.of(key).fetch_add(1, Ordering::AcqRel);
     }
 
+    #[cfg(feature = "http")]
     pub(super) fn so_far(&self, key: &Key) -> u64 {
         self.of(key).load(Ordering::Acquire)
     }

@@ -32,7 +32,7 @@ pub(super) struct Record {
     /// When it was stored, by the monotonic clock.
     stored: Option<Instant>,
     /// How long it is fresh after that. `None` if it is not stored.
-    fresh: Option<Duration>,
+    pub(super) fresh: Option<Duration>,
 }
 
 impl Record {
@@ -131,11 +131,6 @@ impl<V> Loaded<V> {
     pub fn expires_in(&self) -> Option<Duration> {
         Some(self.record.fresh?.saturating_sub(self.age()?))
     }
-
-    /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
-    pub(crate) fn lateness(&self) -> Option<Duration> {
-        self.age()?.checked_sub(self.record.fresh?)
-    }
 }
 
 /// The head of a value whose rest is still on its way. Only the loader knows its type.
@@ -202,15 +197,22 @@ pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
 }
 
 /// Returns the outcome of a flight for its leader, or for a caller that followed.
-pub(super) fn for_caller<V>(mut outcome: Outcome<V>, leads: bool) -> Outcome<V> {
-    if !leads
-        && let Ok(FlightResult::Loaded(Loaded { source, .. }) | FlightResult::Head(_, source)) =
-            &mut outcome
-        && *source == Source::Led
-    {
-        *source = Source::Followed;
+pub(super) fn for_caller<V>(outcome: Outcome<V>, leads: bool) -> Outcome<V> {
+    if leads {
+        return outcome;
     }
-    outcome
+    Ok(match outcome? {
+        FlightResult::Loaded(loaded) => {
+            FlightResult::Loaded(Loaded { source: for_follower(loaded.source), ..loaded })
+        }
+        FlightResult::Head(head, source) => FlightResult::Head(head, for_follower(source)),
+        FlightResult::Alone(why) => FlightResult::Alone(why),
+    })
+}
+
+/// Returns the source of a value for a caller that followed.
+fn for_follower(source: Source) -> Source {
+    if source == Source::Led { Source::Followed } else { source }
 }
 
 impl Counters {

@@ -13,10 +13,10 @@ use super::{
     loader::{self, Produced, Work},
     outcome::{Alone, FlightResult, Outcome, cut_off, for_caller, result, value_of},
     run::{Begun, LoneLook, Looked, Run, RunStart},
-    settings::{OnUncacheable, Options, OwnWindows, Sharing},
+    settings::Options,
 };
 use crate::{
-    backend::{Edit, EntryKind, Tagged, Windows},
+    backend::{Edit, EntryKind},
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, KeyUse, Landing, Refused},
     key::{Key, Name},
@@ -221,7 +221,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// [`Load`](crate::cache::Load) has one.
     pub async fn begin(mut self) -> Result<Begun<V>, Error> {
-        self.options_mut().sharing.on_uncacheable = OnUncacheable::Pass;
+        self.options_mut().sharing.passes_uncacheable = true;
         let Self { core, key, options } = self;
         if let Some(loaded) = core.local_value(&key.text, &options) {
             core.counters.served(loaded.source());
@@ -372,17 +372,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long an inserted value is kept, and its tags, with the tag number from before it
-    /// was read.
-    pub(crate) fn kept(mut self, windows: Windows, tagged: Tagged) -> Self {
-        let options = self.options_mut();
-        let Windows { fresh, stale, error } = windows;
-        options.windows = windows;
-        options.own = OwnWindows { fresh: Some(fresh), stale: Some(stale), error: Some(error) };
-        options.tagged = tagged;
-        self
-    }
-
     /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than this,
     /// and keeps the copy that this call makes for no longer. It only shortens
     /// [`max_age`](crate::cache::LocalTier::max_age). Zero asks the backend.
@@ -403,16 +392,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// [`max_age`](crate::cache::LocalTier::max_age).
     pub fn not_older_than(mut self, fence: u64) -> Self {
         self.options_mut().rules.least_fence = fence;
-        self
-    }
-
-    /// Sets how the callers share the load, and the limit of both windows in which they accept a
-    /// stale value.
-    pub(crate) fn sharing(mut self, sharing: Sharing, stale: Duration) -> Self {
-        let options = self.options_mut();
-        options.sharing = sharing;
-        (options.windows.stale, options.windows.error) = (stale, stale);
-        (options.rules.stale, options.rules.error) = (stale, stale);
         self
     }
 

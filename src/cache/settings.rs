@@ -73,48 +73,33 @@ impl Options {
 /// cacheable, and a shorter one has more callers wait for each other in vain.
 pub(crate) const UNCACHEABLE_LIFE: Duration = Duration::from_secs(10);
 
-/// How the callers of a flight share its load. A layer may differ from the defaults of a cache.
+/// How the callers of a flight share its load. The default is how the callers of a loader do.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sharing {
-    pub(crate) on_uncacheable: OnUncacheable,
-    pub(crate) on_full: OnFull,
-    /// Waits for one load of another process, not for the next one that follows it.
+    /// Each caller loads for itself while the key is remembered as uncacheable. By default, the
+    /// callers of this process share one load then.
+    pub(crate) passes_uncacheable: bool,
+    /// The key is loaded as if no process remembered it as uncacheable.
+    pub(crate) claims_uncacheable: bool,
+    /// A load beyond the cap on loads does not queue. By default, it does for as long as the wait
+    /// limit.
+    pub(crate) never_queues: bool,
+    /// Each caller of a load beyond the cap on loads loads for itself, without a flight. By
+    /// default, these callers get an error.
+    pub(crate) passes_full: bool,
+    /// The flight waits for one load of another process, and not for the load that follows it.
     pub(crate) waits_once: bool,
-    /// Whether the callers take the head of a value whose rest is on its way.
+    /// The callers take the head of a value whose rest is on its way.
     pub(crate) takes_heads: bool,
     /// How long the rest of such a value may take, behind the load.
     pub(crate) rest_limit: Duration,
-    /// Whether the key is of this process alone: its load takes no lease, and stores nothing.
+    /// The key is of this process alone: its load takes no lease, and stores nothing.
     pub(crate) is_local: bool,
-    /// Whether a failed load decides nothing for other callers, unless a rule of the cache says so:
-    /// by default its key does not back off, and the next refresh may begin.
+    /// A failed load decides nothing for other callers, unless a rule of the cache says so. By
+    /// default, its key does not back off, and the next refresh may begin.
     pub(crate) fails_alone: bool,
-    /// Whether the value only leads to others: its load is not counted.
+    /// The value only leads to others: its load is not counted.
     pub(crate) is_uncounted: bool,
-}
-
-/// The behaviour for a key that is remembered as uncacheable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OnUncacheable {
-    /// The callers of this process share one load.
-    #[default]
-    Coalesce,
-    /// Each caller loads for itself.
-    Pass,
-    /// The key is loaded as if nothing were remembered.
-    Claim,
-}
-
-/// The behaviour for a load beyond the cap on loads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum OnFull {
-    /// It queues for as long as the wait limit.
-    #[default]
-    Queue,
-    /// Each caller loads for itself, without a flight.
-    Pass,
-    /// It is refused at once.
-    Refuse,
 }
 
 /// Returns whether a value says that there is none.

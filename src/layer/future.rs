@@ -39,7 +39,7 @@ pub(super) enum ShareEnd<P: Future> {
     /// The request has its answer.
     Answered(P::Output),
     /// There was nothing to share, so the request passes. Values are always shared.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    #[cfg(feature = "http")]
     Passes(P),
 }
 
@@ -58,21 +58,23 @@ impl<P: Future> Future for ResponseFuture<P> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<P::Output> {
         let mut state = self.project().state;
-        loop {
-            let answer = match state.as_mut().project() {
-                StateProjection::Sharing(sharing) => match ready!(sharing.as_mut().poll(cx)) {
-                    ShareEnd::Answered(answer) => answer,
-                    ShareEnd::Passes(pass) => {
-                        state.set(State::Passing(pass));
-                        continue;
-                    }
-                },
-                StateProjection::Passing(pass) => ready!(pass.poll(cx)),
-                StateProjection::Answered => return Poll::Pending,
-            };
+        if let StateProjection::Sharing(sharing) = state.as_mut().project() {
+            match ready!(sharing.as_mut().poll(cx)) {
+                ShareEnd::Answered(answer) => {
+                    state.set(State::Answered);
+                    return Poll::Ready(answer);
+                }
+                #[cfg(feature = "http")]
+                ShareEnd::Passes(pass) => state.set(State::Passing(pass)),
+            }
+        }
+        if let StateProjection::Passing(pass) = state.as_mut().project() {
+            let answer = ready!(pass.poll(cx));
             state.set(State::Answered);
             return Poll::Ready(answer);
         }
+        // The caller has had its answer.
+        Poll::Pending
     }
 }
 

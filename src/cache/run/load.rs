@@ -105,7 +105,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         // A tag that ends from here on ends the value.
         let tagged = core.begin_tags(&asked.options).await;
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
-        let lead = Lead::new(Some(guard.lease.clone()), previous, run.wants_new(), tagged);
+        let lead = Lead::new(Some(guard.lease.clone()), previous, tagged);
         Self {
             lead,
             guard,

@@ -25,7 +25,6 @@ use crate::{
         notes::EntryNote,
         outcome::{Alone, result},
         read::Decision,
-        settings::OnUncacheable,
     },
     error::BackendError,
     flight::Epoch,
@@ -95,11 +94,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => self.away(held),
-            Decision::Uncacheable { seen } => match self.asked.options.sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadUnleased,
-                OnUncacheable::Pass => Step::Land(FlightEnd::alone(Alone::Uncacheable)),
-                OnUncacheable::Claim => Step::Claim { seen },
-            },
+            Decision::Uncacheable { seen } => {
+                let sharing = &self.asked.options.sharing;
+                if sharing.claims_uncacheable {
+                    Step::Claim { seen }
+                } else if sharing.passes_uncacheable {
+                    Step::Land(FlightEnd::alone(Alone::Uncacheable))
+                } else {
+                    Step::LoadUnleased
+                }
+            }
         }
     }
 
@@ -355,7 +359,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
         let options = &self.run.asked.options;
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
-        if is_uncacheable && options.sharing.on_uncacheable == OnUncacheable::Claim {
+        if is_uncacheable && options.sharing.claims_uncacheable {
             return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
         }
         let mut answer = Ok(Some(entry));

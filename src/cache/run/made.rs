@@ -10,7 +10,7 @@ use super::AskedKey;
 use crate::{
     advice,
     backend::{Entry, Windows},
-    cache::{Lead, local::Fill, outage::Outage, outcome::Alone, settings::UNCACHEABLE_LIFE},
+    cache::{Lead, local::Fill, outage::Outage, settings::UNCACHEABLE_LIFE},
     error::{Chain, Error},
 };
 
@@ -20,13 +20,6 @@ pub(super) struct LoadBegun {
     pub(super) at: Instant,
     mark: Option<Fill>,
     pub(super) outage: Option<Outage>,
-}
-
-/// What a loader has made.
-pub(super) enum Made<V> {
-    Value(MadeValue<V>),
-    /// The answer is for its caller alone.
-    Alone(Alone),
 }
 
 /// A loaded value, and the entry to store.

@@ -33,7 +33,7 @@ use super::{
     notes::{EntryNote, PAUSE},
     outcome::{Alone, FlightResult, Outcome, result, value_of},
     read::Decision,
-    settings::{OnFull, Options},
+    settings::Options,
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
@@ -490,15 +490,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// that a loader waits for needs none, or loads could wait for each other.
     async fn permit(&self) -> Result<Option<Permit>, FlightEnd<V>> {
         let AskedKey { core, options, .. } = &self.asked;
-        let on_full = options.sharing.on_full;
-        let limit = if on_full == OnFull::Queue { options.wait_limit } else { Duration::ZERO };
+        let sharing = &options.sharing;
+        let limit = if sharing.never_queues { Duration::ZERO } else { options.wait_limit };
         let permit = tokio::select! {
             biased;
             () = self.leader.needed_by_loader() => return Ok(None),
             permit = core.loads.permit(options, limit) => permit,
         };
         permit.map(Some).ok_or_else(|| {
-            if on_full == OnFull::Pass {
+            if sharing.passes_full {
                 return FlightEnd::alone(Alone::Full);
             }
             let loads = core.settings.max_loads;

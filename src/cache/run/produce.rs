@@ -12,7 +12,7 @@ use tracing::debug;
 
 use super::{
     AskedKey, FlightEnd, Held, Load, Run,
-    made::{LoadBegun, Made, MadeValue},
+    made::{LoadBegun, MadeValue},
 };
 use crate::{
     backend::Tagged,
@@ -35,7 +35,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = self.turn().await;
         // In boxes, which do not stay during the load.
         match produced {
-            Ok(Made::Value(made)) => {
+            Ok(Produced { shared: Ok(made) }) => {
                 // Callers that join from here on get a look of their own.
                 let committed = self.leader.begin_epoch();
                 let outcome = Box::pin(load.commit_value(made)).await;
@@ -44,7 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     Some(late) => FlightEnd { late, ..FlightEnd::found(outcome.loaded, granted) },
                 }
             }
-            Ok(Made::Alone(why)) => {
+            Ok(Produced { shared: Err(why) }) => {
                 Box::pin(load.end_alone(why)).await;
                 FlightEnd::alone(why)
             }
@@ -70,16 +70,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let begun = self.asked.begin_load();
         let number = core.local.tags.greatest.load(Ordering::Acquire);
         let tagged = Tagged { number, ..self.asked.options.tagged.clone() };
-        let lead = Lead::new(None, previous, self.wants_new(), tagged);
+        let lead = Lead::new(None, previous, tagged);
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
-            Ok(Made::Value(MadeValue { value, entry, .. })) => {
+            Ok(Produced { shared: Ok(MadeValue { value, entry, .. }) }) => {
                 // A load for its caller alone is of no use to others.
                 let outage = begun.outage.filter(|_| !self.leader.is_alone());
                 self.asked.remember(&value, entry, begun, &lead, outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
             }
-            Ok(Made::Alone(why)) => FlightEnd::alone(why),
+            Ok(Produced { shared: Err(why) }) => FlightEnd::alone(why),
             Err(error) => {
                 let back_off = self.asked.back_off(&error, &lead, 0);
                 FlightEnd::failed(self.asked.fails_alone(error, back_off, &lead))
@@ -96,7 +96,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lead: &Lead<V>,
         guard: Option<&LeaseGuard>,
         epoch: Epoch,
-    ) -> Result<Made<V>, Error> {
+    ) -> Result<Produced<MadeValue<V>>, Error> {
         let AskedKey { core, options, .. } = &self.asked;
         if !options.sharing.is_uncounted {
             core.counters.loads.add();
@@ -105,8 +105,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             biased;
             produced = loader::run(core, work, lead.clone(), self.leader.id) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
-                if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.0.head.get()) {
-                    self.leader.land_head(Ok(head.clone()), epoch);
+                if let Ok(Produced { shared: Ok(_) }) = &produced
+                    && let Some(head) = lead.0.head.get()
+                {
+                    self.leader.land_head(Ok(lead.headed(head)), epoch);
                 }
                 produced
             }
@@ -114,8 +116,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             never = Box::pin(self.serve_head(lead, guard, epoch)) => match never {},
         };
         let made = match produced {
-            Ok(Produced::Value(value)) => self.made(value, begun, lead).map(Made::Value),
-            Ok(Produced::Alone(why)) => Ok(Made::Alone(why)),
+            Ok(Produced { shared: Ok(value) }) => {
+                self.made(value, begun, lead).map(Produced::value)
+            }
+            Ok(Produced { shared: Err(why) }) => Ok(Produced { shared: Err(why) }),
             Err(error) => Err(error),
         };
         self.note_made(&made, lead);
@@ -129,12 +133,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Notes whether a load of this key has failed.
-    fn note_made(&self, made: &Result<Made<V>, Error>, lead: &Lead<V>) {
+    fn note_made(&self, made: &Result<Produced<MadeValue<V>>, Error>, lead: &Lead<V>) {
         let AskedKey { core, key, .. } = &self.asked;
         match made {
             // The answer to one caller says nothing of the key.
-            Ok(Made::Alone(Alone::Reserved)) => {}
-            Ok(Made::Value(_) | Made::Alone(_)) => core.loads.failures.forget(key),
+            Ok(Produced { shared: Err(Alone::Reserved) }) => {}
+            Ok(_) => core.loads.failures.forget(key),
             Err(_) => {
                 core.counters.failures.add();
                 // No more callers take the head of a value that will never be whole.
@@ -157,7 +161,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Infallible {
         let head = lead.0.head.wait().await;
         let leader = &self.leader;
-        leader.land_head(Ok(head.clone()), epoch);
+        leader.land_head(Ok(lead.headed(head)), epoch);
         let Some(guard) = guard else { return pending().await };
         loop {
             leader.late_joiner().await;

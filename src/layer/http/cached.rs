@@ -16,8 +16,8 @@ use crate::{
 
 /// Holds a response that is shared: its status, its headers and its whole body.
 ///
-/// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
-/// clone. [`BellwetherLayer::key`](crate::BellwetherLayer::key) says under which key it is stored.
+/// The response has no headers of a single connection, no extensions and no HTTP version. A clone
+/// is cheap. [`BellwetherLayer::key`](crate::BellwetherLayer::key) returns the key of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedResponse {
     pub(super) head: Arc<ResponseHead>,
@@ -33,7 +33,7 @@ pub struct CachedResponse {
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
-    /// Once it is no longer fresh, it may only be validated.
+    /// Once the response is no longer fresh, it may only be validated.
     pub(super) only_validates: bool,
 }
 
@@ -45,7 +45,7 @@ impl ResponseHead {
         Self { status, headers, only_validates }
     }
 
-    /// Builds a response of this age, if it has one.
+    /// Builds a response, with this age if there is one.
     pub(super) fn with_age(
         self: Arc<Self>,
         body: LayerBody,
@@ -135,8 +135,11 @@ const UNREADABLE: &str = "the bytes are not an HTTP response in a format that th
 
 /// Returns how many bytes of an encoded response are not its body.
 pub(super) fn encoded_head_len(headers: &HeaderMap) -> usize {
-    let len = |(name, value): (&HeaderName, &HeaderValue)| 6 + name.as_str().len() + value.len();
-    20 + headers.iter().map(len).sum::<usize>()
+    let mut length = 20;
+    for (name, value) in headers {
+        length += 6 + name.as_str().len() + value.len();
+    }
+    length
 }
 
 impl Codec<CachedResponse> for ResponseCodec {

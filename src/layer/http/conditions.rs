@@ -7,7 +7,7 @@ use std::{iter, ops::Range};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode,
+    HeaderMap, HeaderValue, Method, Response, StatusCode,
     header::{
         CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE,
         ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, RANGE,
@@ -17,50 +17,54 @@ use http::{
 use http_body::Body;
 
 use super::{
-    Question,
     body::LayerBody,
-    fields::{date, sole},
+    fields::{date, opaque, sole},
+    question::{Question, TERMS},
 };
-
-/// The headers of a request that a shared response answers: its conditions and its range.
-/// `If-Match` and `If-Unmodified-Since` are for the inner service.
-pub(super) const TERMS: [HeaderName; 4] = [IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE];
-
-/// Those that are about a range.
-pub(super) const RANGE_TERMS: [HeaderName; 2] = [IF_RANGE, RANGE];
 
 impl Question {
     /// Returns the answer that a response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<LayerBody>) -> Response<LayerBody> {
-        let (asked, is_head) = (&self.head.headers, self.head.method == Method::HEAD);
+        let asked = &self.head.headers;
+        let is_head = self.head.method == Method::HEAD;
         if !is_head && !asked.keys().any(|name| TERMS.contains(name)) {
             return response;
         }
         let (mut parts, body) = response.into_parts();
-        let is_ok = parts.status == StatusCode::OK;
-        let is_success = is_ok || parts.status == StatusCode::PARTIAL_CONTENT;
+        let is_success = matches!(parts.status, StatusCode::OK | StatusCode::PARTIAL_CONTENT);
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
-        let body = if is_success && is_known(asked, &parts.headers) {
+        if is_success && is_known(asked, &parts.headers) {
             not_modified(&mut parts);
-            LayerBody::default()
-        } else if is_head {
-            // A `204` has no length (RFC 9110, section 8.6).
-            let length = body.size_hint().exact();
-            if let Some(length) = length.filter(|_| parts.status != StatusCode::NO_CONTENT) {
-                parts.headers.insert(CONTENT_LENGTH, length.into());
-            }
-            LayerBody::default()
-        } else {
-            let whole = body.bytes().filter(|_| is_ok && permits_part(asked, &parts.headers));
-            match whole.and_then(|bytes| Some((bytes, selected(asked, bytes.len())?))) {
-                Some((bytes, range)) => partial(&mut parts, bytes, range, asked),
-                None => body,
-            }
-        };
+            return Response::from_parts(parts, LayerBody::default());
+        }
+        if is_head {
+            announce_length(&mut parts, &body);
+            return Response::from_parts(parts, LayerBody::default());
+        }
+        if parts.status == StatusCode::OK
+            && permits_part(asked, &parts.headers)
+            && let Some(bytes) = body.bytes()
+            && let Some(range) = selected(asked, bytes.len())
+        {
+            let part = partial(&mut parts, bytes, range, asked);
+            return Response::from_parts(parts, part);
+        }
         Response::from_parts(parts, body)
     }
 }
 
+/// Gives the answer to a `HEAD` the length of the body. A `204` has no length (RFC 9110, section
+/// 8.6).
+fn announce_length(parts: &mut response::Parts, body: &LayerBody) {
+    let length = body.size_hint().exact();
+    if let Some(length) = length
+        && parts.status != StatusCode::NO_CONTENT
+    {
+        parts.headers.insert(CONTENT_LENGTH, length.into());
+    }
+}
+
+/// Makes the head of a `206`, and returns its part of the body (RFC 9110, section 15.3.7).
 fn partial(
     parts: &mut response::Parts,
     bytes: &Bytes,
@@ -68,7 +72,7 @@ fn partial(
     asked: &HeaderMap,
 ) -> LayerBody {
     parts.status = StatusCode::PARTIAL_CONTENT;
-    // They are digests of the whole.
+    // These fields are digests of the whole body.
     for digest in ["content-md5", "content-digest"] {
         parts.headers.remove(digest);
     }
@@ -103,30 +107,51 @@ fn strip_representation(headers: &mut HeaderMap) {
 /// Returns whether the caller has the stored response already (RFC 9110, section 13.2.2).
 fn is_known(asked: &HeaderMap, stored: &HeaderMap) -> bool {
     if asked.contains_key(IF_NONE_MATCH) {
-        let known = sole(stored, ETAG).map(|tag| opaque(tag.as_bytes()));
-        let known = known.filter(|known| known.starts_with(b"\""));
-        let lines = asked.get_all(IF_NONE_MATCH).iter().map(HeaderValue::as_bytes);
-        return lines.flat_map(tags).any(|tag| tag == b"*" || Some(opaque(tag)) == known);
+        return has_known_tag(asked, stored);
     }
     // RFC 9111, section 4.3.2: without `Last-Modified`, the date of the response counts.
     let modified = date(stored, LAST_MODIFIED).or_else(|| date(stored, DATE));
-    let asked = date(asked, IF_MODIFIED_SINCE);
-    asked.zip(modified).is_some_and(|(asked, modified)| modified <= asked)
+    match (date(asked, IF_MODIFIED_SINCE), modified) {
+        (Some(known), Some(modified)) => modified <= known,
+        _ => false,
+    }
+}
+
+/// Returns whether the `If-None-Match` of a request has the tag of the stored response (RFC 9110,
+/// section 13.1.2).
+fn has_known_tag(asked: &HeaderMap, stored: &HeaderMap) -> bool {
+    let mut known = None;
+    if let Some(tag) = sole(stored, ETAG) {
+        let tag = opaque(tag.as_bytes());
+        if tag.starts_with(b"\"") {
+            known = Some(tag);
+        }
+    }
+    for line in asked.get_all(IF_NONE_MATCH) {
+        for tag in tags(line.as_bytes()) {
+            if tag == b"*" || Some(opaque(tag)) == known {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 /// Returns whether the `If-Range` of a request permits a part (RFC 9110, section 13.1.5). A date
 /// does not: two changes within one second have the same.
 fn permits_part(asked: &HeaderMap, stored: &HeaderMap) -> bool {
-    let wanted = sole(asked, IF_RANGE).filter(|wanted| wanted.as_bytes().starts_with(b"\""));
-    !asked.contains_key(IF_RANGE) || (wanted.is_some() && sole(stored, ETAG) == wanted)
+    if !asked.contains_key(IF_RANGE) {
+        return true;
+    }
+    let Some(wanted) = sole(asked, IF_RANGE) else { return false };
+    wanted.as_bytes().starts_with(b"\"") && sole(stored, ETAG) == Some(wanted)
 }
 
 /// Returns the tags of a list.
 fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = line;
     iter::from_fn(move || {
-        let is_separator = |byte: &u8| b", \t".contains(byte);
-        let begin = rest.iter().position(|byte| !is_separator(byte))?;
+        let begin = rest.iter().position(|byte| !b", \t".contains(byte))?;
         let (_, from_tag) = rest.split_at(begin);
         let (tag, behind) = from_tag.split_at(tag_length(from_tag));
         rest = behind;
@@ -137,17 +162,15 @@ fn tags(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Returns the length of the tag at the start of a list, up to the comma that ends it. A tag may
 /// have a comma between its quotes, but no quote.
 fn tag_length(list: &[u8]) -> usize {
-    let quote = |text: &[u8]| text.iter().position(|byte| *byte == b'"');
-    let quoted = opaque(list).strip_prefix(b"\"");
-    let closing = quoted.and_then(|inside| Some(list.len() - inside.len() + quote(inside)?));
-    let behind = closing.map_or(0, |closing| closing + 1);
-    let comma = list.iter().skip(behind).position(|byte| *byte == b',');
-    comma.map_or(list.len(), |comma| behind + comma)
-}
-
-/// Returns a tag as it is in a weak comparison.
-pub(super) fn opaque(tag: &[u8]) -> &[u8] {
-    tag.strip_prefix(b"W/").unwrap_or(tag)
+    let mut behind_quotes = list;
+    if let Some(inside) = opaque(list).strip_prefix(b"\"")
+        && let Some(closing) = inside.iter().position(|byte| *byte == b'"')
+    {
+        behind_quotes = inside.get(closing + 1..).unwrap_or_default();
+    }
+    let comma = behind_quotes.iter().position(|byte| *byte == b',');
+    let rest = comma.unwrap_or(behind_quotes.len());
+    list.len() - behind_quotes.len() + rest
 }
 
 /// Returns the part of a body of this length that a `Range` selects (section 14). Returns `None`
@@ -158,17 +181,31 @@ pub(super) fn opaque(tag: &[u8]) -> &[u8] {
 fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
     let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
     let (first, last) = set.trim().split_once('-')?;
-    let range = match (position(first)?, position(last)?) {
-        (None, None) => return None,
-        (None, Some(suffix)) => length.saturating_sub(suffix)..length,
-        (Some(first), None) => first..length,
-        (Some(first), Some(last)) => first..last.saturating_add(1).min(length),
+    let range = match (Position::read(first)?, Position::read(last)?) {
+        (Position::LeftOut, Position::LeftOut) => return None,
+        (Position::LeftOut, Position::At(suffix)) => length.saturating_sub(suffix)..length,
+        (Position::At(first), Position::LeftOut) => first..length,
+        (Position::At(first), Position::At(last)) => first..last.saturating_add(1).min(length),
     };
-    (unit.trim().eq_ignore_ascii_case("bytes") && !range.is_empty()).then_some(range)
+    let is_bytes = unit.trim().eq_ignore_ascii_case("bytes");
+    if is_bytes && !range.is_empty() { Some(range) } else { None }
 }
 
-/// Parses a position, which may be left out. One beyond `usize` becomes the greatest.
-fn position(text: &str) -> Option<Option<usize>> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| (!text.is_empty()).then(|| text.parse().unwrap_or(usize::MAX)))
+/// A position in a range.
+enum Position {
+    LeftOut,
+    At(usize),
+}
+
+impl Position {
+    /// Reads a position. One beyond `usize` becomes the greatest.
+    fn read(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self::LeftOut);
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        Some(Self::At(text.parse().unwrap_or(usize::MAX)))
+    }
 }

@@ -14,13 +14,19 @@ const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control
 /// Returns the value of a field. One that is there twice counts as missing.
 pub(super) fn sole(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
     let mut values = headers.get_all(name).iter();
-    let (value, second) = (values.next()?, values.next());
-    second.is_none().then_some(value)
+    let value = values.next()?;
+    if values.next().is_some() { None } else { Some(value) }
 }
 
 /// Returns the date in a field. One that is no date, or is there twice, counts as missing.
 pub(super) fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
-    httpdate::parse_http_date(sole(headers, name)?.to_str().ok()?).ok()
+    let text = sole(headers, name)?.to_str().ok()?;
+    httpdate::parse_http_date(text).ok()
+}
+
+/// Returns an entity tag as it is in a weak comparison (RFC 9110, section 8.8.3.2).
+pub(super) fn opaque(tag: &[u8]) -> &[u8] {
+    tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
 /// The most names that are told apart. A response with more is not shared.
@@ -32,15 +38,18 @@ pub(super) fn vary(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     let mut names = listed(headers, &VARY)?;
     names.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
     names.dedup();
-    let is_known = names.len() <= MOST_NAMES && names.iter().all(|name| name != "*");
-    is_known.then_some(names)
+    if names.len() > MOST_NAMES || names.iter().any(|name| name == "*") {
+        return None;
+    }
+    Some(names)
 }
 
 /// Parses the header names in all lines of a field. Returns `None` if one is not a header name.
 pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<HeaderName>> {
     let mut names = Vec::new();
     for line in headers.get_all(field) {
-        for name in line.to_str().ok()?.split(',').map(|name| name.trim_matches([' ', '\t'])) {
+        for name in line.to_str().ok()?.split(',') {
+            let name = name.trim_matches([' ', '\t']);
             if !name.is_empty() {
                 names.push(HeaderName::from_bytes(name.as_bytes()).ok()?);
             }
@@ -54,9 +63,8 @@ pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<Head
 /// A service that is a proxy removes the fields that it names (RFC 9110, section 7.6.1). Its origin
 /// then sees another request than the one whose key the response would have.
 pub(super) fn names_no_field(headers: &HeaderMap) -> bool {
-    let is_option =
-        |name: &HeaderName| *name == TE || ["close", "keep-alive"].contains(&name.as_str());
-    listed(headers, &CONNECTION).is_some_and(|names| names.iter().all(is_option))
+    let Some(names) = listed(headers, &CONNECTION) else { return false };
+    names.iter().all(|name| *name == TE || matches!(name.as_str(), "close" | "keep-alive"))
 }
 
 /// Removes the headers that belong to one connection.
@@ -90,7 +98,7 @@ pub(super) struct Directives {
     pub(super) no_store: bool,
     pub(super) no_cache: bool,
     pub(super) private: bool,
-    /// One of these is for the whole message, or for a field that it has.
+    /// A `private` or a `no-cache` is for the whole message, or for a field of the message.
     pub(super) restricts: bool,
     pub(super) public: bool,
     pub(super) must_understand: bool,
@@ -106,11 +114,11 @@ pub(super) struct Directives {
     pub(super) stale_if_error: Option<u64>,
     /// A part could not be parsed, or contradicts another one.
     pub(super) malformed: bool,
-    /// A part is no directive, or has text behind it: it may mean anything.
+    /// A part is no directive, or has text behind its value: the part may mean anything.
     pub(super) is_garbled: bool,
-    /// They come from the targeted field, so `Cache-Control` and `Expires` do not count.
+    /// The directives come from the targeted field, so `Cache-Control` and `Expires` do not count.
     pub(super) is_targeted: bool,
-    /// They are those of `Surrogate-Control`, which has a syntax of its own.
+    /// The directives are of a `Surrogate-Control`, which has a syntax of its own.
     is_surrogate: bool,
 }
 
@@ -139,9 +147,12 @@ impl Directives {
     /// Parses `CDN-Cache-Control` (RFC 9213). Returns `None` if it is not a dictionary. A value of
     /// another type than the directive has is invalid.
     fn of_dictionary(headers: &HeaderMap) -> Option<Self> {
-        let lines = headers.get_all(CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str);
-        let lines: Vec<_> = lines.collect::<Result<_, _>>().ok()?;
-        let members: Dictionary = Parser::new(&lines.join(",")).parse().ok()?;
+        let mut lines = Vec::new();
+        for line in headers.get_all(CDN_CACHE_CONTROL) {
+            lines.push(line.to_str().ok()?);
+        }
+        let text = lines.join(",");
+        let members: Dictionary = Parser::new(&text).parse().ok()?;
         let mut directives = Self::default();
         for (name, member) in &members {
             let name = name.as_str();
@@ -264,48 +275,59 @@ fn fresh_part(value: &str) -> &str {
 
 /// Returns whether a message has one of these fields. No names, or a wrong one, mean all fields.
 fn names_any(fields: &str, headers: &HeaderMap) -> bool {
-    let mut names = fields.split(',').map(str::trim).filter(|name| !name.is_empty()).peekable();
-    let counts = |name: &str| {
-        // A token may have others, but `*` and `'x-user'` name no field that a service has.
+    let mut has_names = false;
+    for name in fields.split(',') {
+        let name = name.trim();
+        if name.is_empty() {
+            continue;
+        }
+        has_names = true;
+        // A token may have other characters, but `*` and `'x-user'` name no field of a service.
         let is_name =
             name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-        !is_name || headers.contains_key(name)
-    };
-    names.peek().is_none() || names.any(counts)
+        if !is_name || headers.contains_key(name) {
+            return true;
+        }
+    }
+    !has_names
 }
 
 /// Returns whether text means a directive that restricts, whatever stands between its letters.
 fn means_restriction(text: &str) -> bool {
     text.split([',', ';', ' ', '\t']).any(|word| {
-        let letters =
-            word.bytes().filter(u8::is_ascii_alphabetic).map(|it| it.to_ascii_lowercase());
-        let is = |name: &[u8]| letters.clone().eq(name.iter().copied());
-        is(b"private") || is(b"nostore") || is(b"nocache")
+        let mut letters = word.to_ascii_lowercase();
+        letters.retain(|letter| letter.is_ascii_alphabetic());
+        matches!(letters.as_str(), "private" | "nostore" | "nocache")
     })
 }
 
 /// Returns whether a `Pragma` has `no-cache`, in whatever form.
 pub(super) fn pragma(headers: &HeaderMap) -> bool {
-    let no_cache = |line: &HeaderValue| {
+    for line in headers.get_all(PRAGMA) {
         let line = line.as_bytes().to_ascii_lowercase();
-        line.windows(b"no-cache".len()).any(|window| window == b"no-cache")
-    };
-    headers.get_all(PRAGMA).iter().any(no_cache)
+        if line.windows(b"no-cache".len()).any(|window| window == b"no-cache") {
+            return true;
+        }
+    }
+    false
 }
 
 /// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.
 pub(super) fn seconds(text: &str) -> Option<u64> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    digits.then(|| text.parse().unwrap_or(u64::MAX))
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    Some(text.parse().unwrap_or(u64::MAX))
 }
 
 /// Sets a number of seconds to the least of its values, of which an invalid one is zero. Returns
 /// whether the value is valid and does not contradict another one.
 fn set_least(field: &mut Option<u64>, value: &str) -> bool {
-    let (number, known) = (seconds(value), *field);
+    let number = seconds(value);
     let permitted = number.unwrap_or_default();
-    *field = Some(known.map_or(permitted, |least| least.min(permitted)));
-    number.is_some() && known.is_none_or(|known| known == permitted)
+    let known = field.unwrap_or(permitted);
+    *field = Some(known.min(permitted));
+    number.is_some() && known == permitted
 }
 
 const SEPARATORS: [char; 3] = [',', ' ', '\t'];
@@ -336,32 +358,39 @@ fn is_token(character: char) -> bool {
 /// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn check_any_lines(lines: &[u8]) {
-    let is_value = |line: &&[u8]| HeaderValue::from_bytes(line).is_ok();
-    let lines: Vec<_> = lines.split(|byte| *byte == b'\n').filter(is_value).collect();
-    let parse = |lines: &[u8]| {
-        let mut headers = HeaderMap::new();
-        let values = lines.split(|byte| *byte == b'\n').map(HeaderValue::from_bytes);
-        for value in values.flatten() {
-            for name in [CACHE_CONTROL, CONNECTION, SURROGATE_CONTROL, CDN_CACHE_CONTROL] {
-                headers.append(name, value.clone());
-            }
+    let mut valid = Vec::new();
+    for line in lines.split(|byte| *byte == b'\n') {
+        if HeaderValue::from_bytes(line).is_ok() {
+            valid.push(line);
         }
-        let _ = listed(&headers, &CONNECTION);
-        let of_response = Directives::of_response(&headers);
-        // A dictionary that restricts is never overruled by `Cache-Control`.
-        if Directives::of_dictionary(&headers).is_some_and(|directives| directives.no_store) {
-            assert!(of_response.is_some_and(|directives| directives.no_store));
-        }
-        Directives::parse(&headers, &CACHE_CONTROL)
-    };
-    let all = lines.join(&b'\n');
-    let parsed = parse(&all);
-    assert_eq!(parse(&all.to_ascii_uppercase()), parsed, "case matters");
+    }
+    let all = valid.join(&b'\n');
+    let parsed = parse_everywhere(&all);
+    assert_eq!(parse_everywhere(&all.to_ascii_uppercase()), parsed, "case matters");
     if let Some(directives) = parsed {
-        let joined = parse(&lines.join(&b", "[..]));
+        let joined = parse_everywhere(&valid.join(&b", "[..]));
         assert_eq!(joined.as_ref(), Some(&directives), "several lines differ");
         let restricted = Directives { no_store: true, ..directives };
-        let more = parse(&[&all, &b"\nno-store"[..]].concat());
+        let more = parse_everywhere(&[&all, &b"\nno-store"[..]].concat());
         assert_eq!(more, Some(restricted), "a restriction is lost");
     }
+}
+
+/// Parses lines as each field that has directives. Returns those of a `Cache-Control`.
+#[cfg(any(fuzzing, test))]
+fn parse_everywhere(lines: &[u8]) -> Option<Directives> {
+    let mut headers = HeaderMap::new();
+    for line in lines.split(|byte| *byte == b'\n') {
+        let Ok(value) = HeaderValue::from_bytes(line) else { continue };
+        for name in [CACHE_CONTROL, CONNECTION, SURROGATE_CONTROL, CDN_CACHE_CONTROL] {
+            headers.append(name, value.clone());
+        }
+    }
+    let _ = listed(&headers, &CONNECTION);
+    let of_response = Directives::of_response(&headers);
+    // A dictionary that restricts is never overruled by `Cache-Control`.
+    if Directives::of_dictionary(&headers).is_some_and(|directives| directives.no_store) {
+        assert!(of_response.is_some_and(|directives| directives.no_store));
+    }
+    Directives::parse(&headers, &CACHE_CONTROL)
 }

@@ -43,14 +43,31 @@ fn changes_target(name: &str) -> bool {
         "original", "forwarded", "rewritten", "request", "requested", "real", "raw", "http",
         "target", "effective", "internal", "invoke", "matched", "proxy", "proxied", "route",
     ];
-    let is_place = |(at, place): (usize, &str)| {
-        let before = name.get(..at).unwrap_or_default().trim_end_matches(['-', '_']);
-        // `X-URL`, and `X-Original-URL` but not `HX-Current-URL`.
-        (before == "x" && name.ends_with(place)) || WHICH.iter().any(|it| before.ends_with(it))
-    };
-    ["method", "override", "rewrite", "destination"].iter().any(|word| name.contains(word))
-        || words(name).any(|word| word == "verb")
-        || PLACES.iter().any(|place| name.match_indices(place).any(is_place))
+    if ["method", "override", "rewrite", "destination"].iter().any(|word| name.contains(word)) {
+        return true;
+    }
+    if words(name).any(|word| word == "verb") {
+        return true;
+    }
+    for place in PLACES {
+        for (at, _) in name.match_indices(place) {
+            let before = before_word(name, at);
+            // `X-URL`, and `X-Original-URL` but not `HX-Current-URL`.
+            if before == "x" && name.ends_with(place) {
+                return true;
+            }
+            if WHICH.iter().any(|which| before.ends_with(which)) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Returns what stands before a word in a name, without the separators between them.
+fn before_word(name: &str, at: usize) -> &str {
+    let before = name.get(..at).unwrap_or_default();
+    before.trim_end_matches(['-', '_'])
 }
 
 fn words(name: &str) -> impl Iterator<Item = &str> {
@@ -116,12 +133,15 @@ const CODES: [&str; 3] = ["access", "device", "otp"];
 
 /// Returns whether a part of the name is a word for credentials or for their bearer.
 fn looks_like_credential(name: &str) -> bool {
-    let is_code = |(at, _): (usize, &str)| {
-        let before = name.get(..at).unwrap_or_default().trim_end_matches(['-', '_']);
-        CODES.iter().any(|code| before.ends_with(code))
-    };
     has_word_of_user(name)
         || CREDENTIALS.iter().any(|word| name.contains(word))
         || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
-        || name.match_indices("code").any(is_code)
+        || has_code_of_proof(name)
+}
+
+fn has_code_of_proof(name: &str) -> bool {
+    name.match_indices("code").any(|(at, _)| {
+        let before = before_word(name, at);
+        CODES.iter().any(|code| before.ends_with(code))
+    })
 }

@@ -19,7 +19,7 @@ use super::{
     CachedResponse, Http,
     body::LayerBody,
     fields::sole,
-    key::{Paths, Target, host, located, normal},
+    key::{Located, Paths, Target, host, located, normal, without_query},
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -29,9 +29,13 @@ const SURROGATES: HeaderName = HeaderName::from_static("surrogate-key");
 
 /// Returns a path before and behind the routers that removed a prefix from the path of a request.
 fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
-    let [all, routed] = target.spelled.map(|path| path.split('?').next().unwrap_or_default());
-    // The route `/` is the prefix itself, without a slash behind it.
-    let prefix = all.strip_suffix(routed).or((routed == "/").then_some(all))?;
+    let [all, routed] = target.spelled.map(without_query);
+    let prefix = match all.strip_suffix(routed) {
+        Some(prefix) => prefix,
+        // The route `/` is the prefix itself, without a slash behind it.
+        None if routed == "/" => all,
+        None => return None,
+    };
     let rest = path.strip_prefix(&*normal(prefix))?;
     let routed = match rest.as_bytes().first() {
         Some(b'/') => rest.to_owned(),
@@ -71,12 +75,10 @@ impl Http {
         answer: &HeaderMap,
     ) -> Option<JoinHandle<()>> {
         let is_good = status.is_success() || status.is_redirection();
-        let names = [LOCATION, CONTENT_LOCATION];
-        let locations = names.into_iter().filter_map(|name| sole(answer, name)?.to_str().ok());
-        let keys = match is_good && !self.0.policy.coalesces && !is_grpc(answer) {
-            true => self.outdated(target, locations),
-            false => Vec::new(),
-        };
+        let mut keys = Vec::new();
+        if is_good && !self.0.policy.coalesces && !is_grpc(answer) {
+            keys = self.outdated(target, &locations(answer));
+        }
         let tags = self.tags(target, answer, &INVALIDATION);
         if keys.is_empty() && tags.is_empty() {
             return None;
@@ -99,13 +101,11 @@ impl Http {
             return None;
         }
         let tags = self.tags(parts, &parts.headers, &GROUPS);
-        // One whose groups cannot be ended is not taken for one of the URI.
-        let names_groups = |name| parts.headers.contains_key(name);
-        let keys = match [GROUPS, SURROGATES].iter().any(names_groups) {
-            true => Vec::new(),
-            false => self.outdated(parts, []),
-        };
-        (!keys.is_empty() || !tags.is_empty()).then_some(Purged { keys, tags })
+        let names_groups =
+            parts.headers.contains_key(GROUPS) || parts.headers.contains_key(SURROGATES);
+        // A `PURGE` whose groups cannot be ended is not taken for one of the URI.
+        let keys = if names_groups { Vec::new() } else { self.outdated(parts, &[]) };
+        if keys.is_empty() && tags.is_empty() { None } else { Some(Purged { keys, tags }) }
     }
 
     /// Ends what a request is to purge. Returns its answer.
@@ -122,24 +122,25 @@ impl Http {
 
     /// Returns the keys of a resource and of locations on its host. If its path has segments of
     /// dots, the service may take it for the path without them, whose keys are among these.
-    fn outdated<'a>(
-        &self,
-        parts: &'a Parts,
-        locations: impl IntoIterator<Item = &'a str>,
-    ) -> Vec<Key> {
+    fn outdated(&self, parts: &Parts, locations: &[&str]) -> Vec<Key> {
         let Some(target) = Target::of(parts) else { return Vec::new() };
-        let at = |location: &str| nested(&target, located(parts, location)??);
-        let mut resources: Vec<_> = locations.into_iter().filter_map(at).collect();
+        let mut locations = locations.to_vec();
         if target.is_respelled {
-            resources.extend(at(&target.paths[0]));
+            locations.push(&target.paths[0]);
         }
-        resources.push(target.paths.clone());
-        // Another request for one of them may name its scheme or not.
-        let schemes = ["", "http", "https", target.scheme];
-        let keys = resources.iter().flat_map(|paths| {
-            schemes.iter().filter_map(move |scheme| self.key(parts, scheme, paths))
-        });
-        let mut keys: Vec<_> = keys.collect();
+        let mut resources = vec![target.paths.clone()];
+        for location in locations {
+            if let Located::OwnHost(path) = located(parts, location) {
+                resources.extend(nested(&target, path));
+            }
+        }
+        let mut keys = Vec::new();
+        for paths in &resources {
+            // Another request for the resource may name its scheme or not.
+            for scheme in ["", "http", "https", target.scheme] {
+                keys.extend(self.key(parts, scheme, paths));
+            }
+        }
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -153,19 +154,21 @@ impl Http {
         headers: &HeaderMap,
         field: &HeaderName,
     ) -> Vec<String> {
-        if !self.0.cache.core.settings.has_tags || self.0.policy.coalesces {
+        if !self.0.terms.has_tags || self.0.policy.coalesces {
             return Vec::new();
         }
         let scheme = Target::of(parts).map_or("", |target| target.scheme);
         let Some(host) = host(parts, scheme).map(str::to_ascii_lowercase) else {
             return Vec::new();
         };
-        let mut groups = listed(headers, field);
+        let mut groups = listed_strings(headers, field);
         if *field == GROUPS && self.0.surrogate_keys {
-            let lines = headers.get_all(&SURROGATES).iter().filter_map(|line| line.to_str().ok());
-            groups.extend(lines.flat_map(str::split_ascii_whitespace).map(str::to_owned));
+            for line in headers.get_all(&SURROGATES) {
+                let Ok(words) = line.to_str() else { continue };
+                groups.extend(words.split_ascii_whitespace().map(str::to_owned));
+            }
         }
-        groups.into_iter().map(|group| format!("{host} {group}")).collect()
+        groups.iter().map(|group| format!("{host} {group}")).collect()
     }
 }
 
@@ -178,19 +181,40 @@ async fn end_all(
     let keys = join_all(keys.into_iter().map(|key| cache.invalidate(key)));
     let tags = join_all(tags.into_iter().map(|tag| cache.invalidate_tag(tag)));
     let (keys, tags) = futures_util::join!(keys, tags);
-    keys.into_iter().map(|ended| ended.map(drop)).chain(tags).collect()
+    for ended in keys {
+        ended?;
+    }
+    for ended in tags {
+        ended?;
+    }
+    Ok(())
+}
+
+/// Returns the texts of the fields that name what an answer has changed (RFC 9111, section 4.4).
+fn locations(answer: &HeaderMap) -> Vec<&str> {
+    let mut locations = Vec::new();
+    for name in [LOCATION, CONTENT_LOCATION] {
+        if let Some(location) = sole(answer, name) {
+            locations.extend(location.to_str());
+        }
+    }
+    locations
 }
 
 /// Returns the strings of a list. Other members are ignored, and so is a field that is no list.
-fn listed(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
-    let lines = headers.get_all(name).iter().map(|line| line.to_str().ok());
-    let lines: Option<Vec<_>> = lines.collect();
-    let list = lines.and_then(|lines| Parser::new(&lines.join(", ")).parse::<List>().ok());
-    let text = |member| match member {
-        ListEntry::Item(Item { bare_item: BareItem::String(text), .. }) => {
-            Some(text.as_str().to_owned())
+fn listed_strings(headers: &HeaderMap, name: &HeaderName) -> Vec<String> {
+    let mut lines = Vec::new();
+    for line in headers.get_all(name) {
+        let Ok(line) = line.to_str() else { return Vec::new() };
+        lines.push(line);
+    }
+    let text = lines.join(", ");
+    let list: List = Parser::new(&text).parse().unwrap_or_default();
+    let mut strings = Vec::new();
+    for member in list {
+        if let ListEntry::Item(Item { bare_item: BareItem::String(text), .. }) = member {
+            strings.push(text.as_str().to_owned());
         }
-        _ => None,
-    };
-    list.unwrap_or_default().into_iter().filter_map(text).collect()
+    }
+    strings
 }

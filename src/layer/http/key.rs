@@ -45,20 +45,26 @@ impl Http {
         [original, routed]: &Paths<'_>,
     ) -> Option<Key> {
         let settings = &self.0;
-        let (verb, fields) = match settings.policy.coalesces {
-            true => ("COALESCE", texts(parts, &settings.key_parts)?),
-            false => ("GET", " *".repeat(settings.key_parts.len())),
+        let host = host(parts, scheme)?.to_ascii_lowercase();
+        let scheme = scheme.to_ascii_lowercase();
+        let mut text = if settings.policy.coalesces {
+            let fields = texts(parts, &settings.key_parts)?;
+            format!("COALESCE {scheme} {host}{fields}")
+        } else {
+            let fields = " *".repeat(settings.key_parts.len());
+            format!("GET {scheme} {host}{fields}")
         };
-        let mut text = format!("{verb} {scheme} {}", host(parts, scheme)?);
-        text[verb.len()..].make_ascii_lowercase();
-        text.push_str(&fields);
-        for path in [original, routed].into_iter().take(1 + usize::from(original != routed)) {
+        text.push(' ');
+        text.push_str(&settings.query.apply(original));
+        if original != routed {
             text.push(' ');
-            text.push_str(&settings.query.apply(path));
+            text.push_str(&settings.query.apply(routed));
         }
-        let limit = settings.cache.core.settings.max_key;
-        let text = if text.len() > limit { digest(&text) } else { text };
-        (text.len() <= limit).then(|| Key::from(text))
+        let limit = settings.terms.max_key;
+        if text.len() > limit {
+            text = digest(&text);
+        }
+        if text.len() > limit { None } else { Some(Key::from(text)) }
     }
 }
 
@@ -131,35 +137,55 @@ impl<'a> Target<'a> {
             return None;
         }
         let paths = spelled.map(normal);
-        let is_respelled = paths.iter().zip(spelled).any(|(normal, spelled)| {
-            let mut segments = normal.split('?').next().into_iter().flat_map(|it| it.split('/'));
-            normal.len() != spelled.len() || segments.any(|segment| matches!(segment, "." | ".."))
-        });
-        let names_it = parts.version < Version::HTTP_2;
-        let scheme = parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default();
-        Some(Self { scheme, spelled, paths, is_respelled })
+        let is_respelled = paths
+            .iter()
+            .zip(spelled)
+            .any(|(normal, spelled)| normal.len() != spelled.len() || has_segment_of_dots(normal));
+        let names_scheme = parts.version < Version::HTTP_2;
+        let scheme = if names_scheme { parts.uri.scheme_str() } else { None };
+        Some(Self { scheme: scheme.unwrap_or_default(), spelled, paths, is_respelled })
+    }
+}
+
+fn has_segment_of_dots(path_and_query: &str) -> bool {
+    let path = without_query(path_and_query);
+    path.split('/').any(|segment| matches!(segment, "." | ".."))
+}
+
+/// Returns a path without the query behind it.
+pub(super) fn without_query(path_and_query: &str) -> &str {
+    match path_and_query.split_once('?') {
+        Some((path, _query)) => path,
+        None => path_and_query,
     }
 }
 
 /// Returns the requested host in its normal form, or an empty one if the request names none.
 /// Returns `None` if it has an invalid character, or if there are two.
 pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
-    let header = match parts.headers.contains_key(HOST) {
-        true => Some(sole(&parts.headers, HOST)?.to_str().ok()?),
-        false => None,
-    };
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
-    let mut known: Option<&str> = None;
-    for host in [header, parts.uri.authority().map(Authority::as_str)].into_iter().flatten() {
-        let host = normal_host(host, scheme);
-        // The inner service may read either, so neither alone decides its response.
-        let is_other = known.is_some_and(|known| !known.eq_ignore_ascii_case(host));
-        if is_other || host.is_empty() || !host.bytes().all(fits) {
-            return None;
-        }
-        known = Some(host);
+    let mut in_header = None;
+    if parts.headers.contains_key(HOST) {
+        let host = sole(&parts.headers, HOST)?.to_str().ok()?;
+        in_header = Some(clear_host(host, scheme)?);
     }
-    Some(known.unwrap_or_default())
+    let mut in_target = None;
+    if let Some(authority) = parts.uri.authority() {
+        in_target = Some(clear_host(authority.as_str(), scheme)?);
+    }
+    match (in_header, in_target) {
+        // The inner service may read either, so neither alone decides its response.
+        (Some(header), Some(target)) if !header.eq_ignore_ascii_case(target) => None,
+        (_, Some(host)) | (Some(host), None) => Some(host),
+        (None, None) => Some(""),
+    }
+}
+
+/// Returns a host in its normal form, if all of its characters are known here.
+fn clear_host<'a>(host: &'a str, scheme: &str) -> Option<&'a str> {
+    let host = normal_host(host, scheme);
+    let is_clear =
+        host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte));
+    if is_clear && !host.is_empty() { Some(host) } else { None }
 }
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
@@ -196,7 +222,9 @@ impl Query {
     /// separator (`;`, `,`, `?`, `#`, a space or its like, plain or percent-encoded), a second `=`,
     /// or an invalid percent-encoding.
     pub fn ignore<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.ignored.extend(names.into_iter().map(|name| name.as_ref().to_owned()));
+        for name in names {
+            self.ignored.push(name.as_ref().to_owned());
+        }
         self
     }
 
@@ -218,24 +246,26 @@ impl Query {
         };
         let changes = self.sorts || !self.ignored.is_empty();
         let query = if changes { self.counting(query).into() } else { Cow::from(query) };
-        match query.is_empty() && changes {
-            true => path.into(),
-            false if self.hashes || query.len() > LONGEST => {
-                format!("{path}?#{}", hex(Sha256::digest(&*query))).into()
-            }
-            false if changes => format!("{path}?{query}").into(),
-            false => path_and_query.into(),
+        if changes && query.is_empty() {
+            return path.into();
         }
+        if self.hashes || query.len() > LONGEST {
+            let digest = hex(Sha256::digest(&*query));
+            return format!("{path}?#{digest}").into();
+        }
+        if changes { format!("{path}?{query}").into() } else { path_and_query.into() }
     }
 
     /// Returns a query without the ignored parameters, in order if that is set.
     fn counting(&self, query: &str) -> String {
-        let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
-        let mut kept: Vec<_> = parameters.filter(|parameter| !self.ignores(parameter)).collect();
-        // Returns whether a parameter has the one name that it is sorted by, for every service.
-        let has_one_name = |it: &&str| !it.contains(';') && !name(it).contains('%');
+        let mut kept: Vec<&str> = Vec::new();
+        for parameter in query.split('&') {
+            if !parameter.is_empty() && !self.ignores(parameter) {
+                kept.push(parameter);
+            }
+        }
         // Several values of one name stay in their order, which may matter.
-        if self.sorts && kept.iter().all(has_one_name) {
+        if self.sorts && kept.iter().copied().all(has_one_name) {
             kept.sort_by_key(|parameter| name(parameter));
         }
         kept.join("&")
@@ -251,6 +281,11 @@ impl Query {
             && !value.contains('=')
             && !may_hold_another(parameter.as_bytes())
     }
+}
+
+/// Returns whether every service reads one name in a parameter, by which it is sorted.
+fn has_one_name(parameter: &str) -> bool {
+    !parameter.contains(';') && !name(parameter).contains('%')
 }
 
 fn name(parameter: &str) -> &str {
@@ -276,9 +311,11 @@ pub(super) fn normal(text: &str) -> Cow<'_, str> {
             return text.into();
         };
         // RFC 3986, section 2.3.
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            true => normal.to_mut().push(byte.into()),
-            false => _ = write!(normal.to_mut(), "%{byte:02X}"),
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            normal.to_mut().push(byte.into());
+        } else {
+            // Writing to a `String` cannot fail.
+            let _ = write!(normal.to_mut(), "%{byte:02X}");
         }
         normal.to_mut().push_str(rest);
     }
@@ -287,7 +324,10 @@ pub(super) fn normal(text: &str) -> Cow<'_, str> {
 
 /// Returns the byte that the digits behind a percent sign encode.
 fn encoded(text: &[u8]) -> Option<u8> {
-    let digits = text.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+    let digits = text.get(..2)?;
+    if !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
     u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
 }
 
@@ -302,11 +342,21 @@ pub(super) fn is_named(list: &[String], name: &[u8]) -> bool {
 /// Returns whether some service may read another parameter or another cookie in a part of one. It
 /// has a separator then, as it is or percent-encoded.
 pub(super) fn may_hold_another(text: &[u8]) -> bool {
-    let separates = |byte: u8| byte <= b' ' || b"&;,?#%\"\\\x7f".contains(&byte);
-    let mut parts = text.split(|byte| *byte == b'%');
-    parts.next().is_some_and(|part| part.iter().copied().any(separates))
-        || parts
-            .any(|part| encoded(part).is_none_or(separates) || part.iter().copied().any(separates))
+    let mut rest = text;
+    while let Some((first, behind)) = rest.split_first() {
+        // The two digits are no separators, so the walk may go over them.
+        let byte = if *first == b'%' { encoded(behind) } else { Some(*first) };
+        if byte.is_none_or(separates) {
+            return true;
+        }
+        rest = behind;
+    }
+    false
+}
+
+/// Returns whether some service may end a parameter or a cookie at a byte.
+fn separates(byte: u8) -> bool {
+    byte <= b' ' || b"&;,?#%\"\\\x7f".contains(&byte)
 }
 
 /// Returns a host without the port that its scheme has anyway. Without a scheme it stands for
@@ -317,29 +367,61 @@ fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
         "https" => &[":", ":443"],
         _ => &[":", ":80", ":443"],
     };
-    let mut names = ports.iter().filter_map(|port| host.strip_suffix(port));
-    // A colon may be in an address.
-    let is_name = |name: &&str| !name.is_empty() && (!name.contains(':') || name.ends_with(']'));
-    names.find(is_name).unwrap_or(host)
+    for port in ports {
+        let Some(name) = host.strip_suffix(port) else { continue };
+        // A colon may be in an address.
+        let is_address_cut = name.contains(':') && !name.ends_with(']');
+        if !name.is_empty() && !is_address_cut {
+            return name;
+        }
+    }
+    host
 }
 
-/// Reads a path or a URL that a header names. Returns its path with its query, in normal form, or
-/// `Some(None)` if it names another host than the request. Ports differ with the scheme, so they do
-/// not count. Returns `None` for a reference that is relative to a path, which is rare.
-pub(super) fn located(parts: &Parts, location: &str) -> Option<Option<String>> {
-    let location = normal(location.split('#').next()?);
+/// Where a path or a URL leads that a header names.
+pub(super) enum Located {
+    /// To the host of the request, and there to this path with its query, in normal form.
+    OwnHost(String),
+    OtherHost,
+    /// The text is no path and no URL. Or it is relative to a path, which is rare.
+    Unclear,
+}
+
+/// Reads a path or a URL that a header names. Ports differ with the scheme, so they do not count.
+pub(super) fn located(parts: &Parts, location: &str) -> Located {
+    let reference = match location.split_once('#') {
+        Some((reference, _fragment)) => reference,
+        None => location,
+    };
+    let reference = normal(reference);
     // The request has the scheme, which may not be known here.
-    let scheme = if location.starts_with("//") { "http:" } else { "" };
-    let location: Uri = format!("{scheme}{location}").parse().ok()?;
-    let path = location.path_and_query().map_or("/", PathAndQuery::as_str);
+    let scheme = if reference.starts_with("//") { "http:" } else { "" };
+    let Ok(uri) = format!("{scheme}{reference}").parse::<Uri>() else { return Located::Unclear };
+    let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     // A URL may have a query behind its host at once.
-    if !path.starts_with(['/', '?']) || location.scheme().is_some() != location.host().is_some() {
-        return None;
+    if !path.starts_with(['/', '?']) {
+        return Located::Unclear;
     }
-    let named = || sole(&parts.headers, HOST)?.to_str().ok()?.parse::<Authority>().ok();
-    let own = parts.uri.authority().cloned().or_else(named);
-    let is_other = |(host, own): (&str, Authority)| !host.eq_ignore_ascii_case(own.host());
-    Some((!location.host().zip(own).is_some_and(is_other)).then(|| without_dots(&normal(path))))
+    let has_scheme = uri.scheme().is_some();
+    if has_scheme != uri.host().is_some() {
+        return Located::Unclear;
+    }
+    if let Some(host) = uri.host()
+        && let Some(own) = authority(parts)
+        && !host.eq_ignore_ascii_case(own.host())
+    {
+        return Located::OtherHost;
+    }
+    Located::OwnHost(without_dots(&normal(path)))
+}
+
+/// Returns the host and the port that a request names.
+fn authority(parts: &Parts) -> Option<Authority> {
+    if let Some(authority) = parts.uri.authority() {
+        return Some(authority.clone());
+    }
+    let host = sole(&parts.headers, HOST)?.to_str().ok()?;
+    host.parse().ok()
 }
 
 /// Removes the segments `.` and `..` from a path with its query (RFC 3986, section 5.2.4).

@@ -1,4 +1,4 @@
-//! How a layer for HTTP services is made, and all its settings.
+//! How a user makes a layer for HTTP services, and its settings.
 
 use std::{
     fmt,
@@ -7,19 +7,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderName, Response,
-    header::{AUTHORIZATION, COOKIE, HOST, IF_RANGE, RANGE},
-    request::Parts,
-};
+use http::{HeaderName, Response, request::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http, Policy, Query,
     body::Backlog,
-    key::{KeyPart, Target, header_part},
-    marks::Marks,
-    passed_headers::PassedHeaders,
-    service::error_response,
+    key::{Target, header_part},
+    settings::HttpSettings,
 };
 use crate::{advice, cache::Cache, error::Error, key::Key};
 
@@ -117,8 +111,9 @@ impl BellwetherLayer<Http> {
         self,
         part: impl Fn(&Parts) -> T + Send + Sync + 'static,
     ) -> Self {
-        let part = move |parts: &Parts| part(parts).into();
-        self.with(|settings| settings.key_parts.push(Arc::new(part)))
+        self.with(|settings| {
+            settings.key_parts.push(Arc::new(move |parts: &Parts| part(parts).into()));
+        })
     }
 
     /// Adds all lines of a header to the key, as [`vary_by`](Self::vary_by) does a text.
@@ -162,9 +157,11 @@ impl BellwetherLayer<Http> {
     /// # }
     /// ```
     pub fn forward_only<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
-        let names: Vec<_> =
-            names.into_iter().filter_map(|name| header("forward_only", name.as_ref())).collect();
-        self.with(|settings| settings.forwarded.get_or_insert_default().extend(names))
+        let mut headers = Vec::new();
+        for name in names {
+            headers.extend(header("forward_only", name.as_ref()));
+        }
+        self.with(|settings| settings.forwarded.get_or_insert_default().extend(headers))
     }
 
     /// Replaces a header of each request before its key is made, so that fewer requests differ.
@@ -354,9 +351,6 @@ impl BellwetherLayer<Http> {
     }
 }
 
-/// What the service receives with a load, whatever is [set](BellwetherLayer::forward_only).
-const ALWAYS_SENT: [HeaderName; 5] = [HOST, COOKIE, AUTHORIZATION, RANGE, IF_RANGE];
-
 /// Returns the name of a header that a user has set.
 fn header(setting: &'static str, name: &str) -> Option<HeaderName> {
     let header = HeaderName::from_bytes(name.as_bytes()).ok();
@@ -364,87 +358,6 @@ fn header(setting: &'static str, name: &str) -> Option<HeaderName> {
         advice::no_header(setting, name);
     }
     header
-}
-
-#[derive(Clone)]
-pub(super) struct HttpSettings {
-    pub(super) cache: Cache<CachedResponse>,
-    pub(super) marks: Arc<Marks>,
-    pub(super) policy: Policy,
-    pub(super) key_parts: Vec<KeyPart>,
-    pub(super) query: Query,
-    /// Headers that look like credentials, and that are in the key or declared harmless.
-    pub(super) known_headers: Vec<String>,
-    /// Headers that are in the key.
-    pub(super) keyed_headers: Vec<HeaderName>,
-    /// If it is set, a load has only these headers, and those that are always sent.
-    pub(super) forwarded: Option<Vec<HeaderName>>,
-    /// What makes the normal form of a header.
-    pub(super) normal_forms: Vec<(HeaderName, NormalForm)>,
-    /// The names of cookies that no response depends on. A `*` ends the beginning of names.
-    pub(super) ignored_cookies: Vec<String>,
-    pub(super) ignores_reloads: bool,
-    pub(super) default_lifetime: Option<Duration>,
-    pub(super) kept_for_validation: Duration,
-    pub(super) max_stale: Duration,
-    pub(super) body_limit: Duration,
-    /// What is kept for slow readers, of all services of the layer.
-    pub(super) backlog: Arc<Backlog>,
-    pub(super) refuses_overload: bool,
-    /// While it is set, each request passes.
-    pub(super) switch: Option<Arc<AtomicBool>>,
-    pub(super) passed_headers: Arc<PassedHeaders>,
-    pub(super) tells_status: bool,
-    pub(super) purge: Option<Check>,
-    pub(super) surrogate_keys: bool,
-    pub(super) on_error: OnError,
-}
-
-/// Decides about a request.
-pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
-
-/// Makes the normal form of the value of a header, if there is one.
-pub(super) type NormalForm = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
-
-pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
-
-impl HttpSettings {
-    fn new(cache: Cache<CachedResponse>) -> Self {
-        Self {
-            cache,
-            marks: Arc::new(Marks::new()),
-            policy: Policy::default(),
-            key_parts: Vec::new(),
-            query: Query::default(),
-            known_headers: Vec::new(),
-            keyed_headers: Vec::new(),
-            forwarded: None,
-            normal_forms: Vec::new(),
-            ignored_cookies: Vec::new(),
-            ignores_reloads: false,
-            default_lifetime: None,
-            kept_for_validation: Duration::from_secs(600),
-            max_stale: Duration::from_secs(86_400),
-            // A body within the size limit that takes longer is a stream.
-            body_limit: Duration::from_secs(60),
-            backlog: Arc::new(Backlog::new(8 << 20, 64 << 20)),
-            refuses_overload: false,
-            switch: None,
-            passed_headers: Arc::default(),
-            tells_status: false,
-            purge: None,
-            surrogate_keys: false,
-            on_error: Arc::new(error_response),
-        }
-    }
-}
-
-impl HttpSettings {
-    /// Returns whether the service receives this header with a load.
-    pub(super) fn forwards(&self, name: &HeaderName) -> bool {
-        let Some(forwarded) = &self.forwarded else { return true };
-        ALWAYS_SENT.contains(name) || self.keyed_headers.contains(name) || forwarded.contains(name)
-    }
 }
 
 impl fmt::Debug for Http {

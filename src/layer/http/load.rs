@@ -3,75 +3,43 @@
 //! An answer that may be shared is announced with its head, and callers read its body while it
 //! arrives.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode, request, response::Parts};
-use http_body::Body;
+use http::{HeaderMap, Response, StatusCode, response::Parts};
 use http_body_util::Full;
 use tokio::{sync::oneshot, time::Instant};
-use tower::{Service, util::Oneshot};
 use tracing::debug;
 
 use super::{
-    BodyError, CachedResponse,
-    body::{BodyLimits, Collector, LayerBody, NotCollected, ServiceBody, SharedBody},
+    CachedResponse,
+    body::{BodyLimits, Collector, LayerBody, NotCollected, ServiceBody},
     cached::ResponseHead,
+    call::{CallResult, ServiceCall},
+    lifetime::Freshness,
     marks::MarkOf,
     request::Asked,
     response::{Shareable, Unshared, is_about_range},
     status::Forward,
+    streamed::{CompleteResponse, StreamedResponse},
     unavailable::{described, failing, is_failure, speaks_of_resource},
     validation::{Validated, add_validators, validated},
     variants::Variant,
 };
 use crate::{
-    backend::Windows,
-    cache::{Alone, Lead, Produced, Source},
-    error::{BoxError, Error, ErrorKind},
+    cache::{
+        Lead, Loaded, Source,
+        shared_load::{Alone, Produced},
+    },
+    error::{Error, ErrorKind},
     sync::lock,
 };
-
-/// The result that a caller receives whose request did not pass.
-pub(super) type CallResult<E> = Result<Response<LayerBody>, E>;
-
-/// A call of the inner service. It is made at most once, because a body cannot be cloned.
-pub(super) trait ServiceCall: Send + 'static {
-    type Error: Send + 'static;
-
-    /// Sends the request with this head, once the service is ready.
-    fn send(
-        self,
-        head: request::Parts,
-    ) -> impl Future<Output = Result<Response<ServiceBody>, Self::Error>> + Send;
-}
-
-impl<S, B, ResBody> ServiceCall for (S, B)
-where
-    S: Service<Request<B>, Response = Response<ResBody>> + Send + 'static,
-    S::Error: Send + 'static,
-    S::Future: Send + 'static,
-    B: Send + 'static,
-    ResBody: Body<Error: Into<BoxError>> + Send + 'static,
-{
-    type Error = S::Error;
-
-    async fn send(self, head: request::Parts) -> Result<Response<ServiceBody>, S::Error> {
-        let (inner, body) = self;
-        let request = Request::from_parts(head, body);
-        Ok(Oneshot::new(inner, request).await?.map(ServiceBody::new))
-    }
-}
 
 /// The answer to the caller whose call was made.
 pub(super) struct OwnAnswer<E> {
     pub(super) result: CallResult<E>,
-    /// Where it counts as coming from.
+    /// Where the answer counts as coming from.
     pub(super) source: Source,
-    /// Why its request was sent.
+    /// Why the request was sent.
     pub(super) forward: Forward,
 }
 
@@ -80,8 +48,8 @@ pub(super) type PendingCall<C> = Arc<Mutex<Option<C>>>;
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 ///
-/// An answer for the caller that leads reaches it however the flight ends. The caller may have gone
-/// away.
+/// An answer for the caller that leads reaches that caller however the flight ends. The caller may
+/// have gone away.
 pub(super) async fn load<C: ServiceCall>(
     asked: Asked,
     call: PendingCall<C>,
@@ -89,22 +57,29 @@ pub(super) async fn load<C: ServiceCall>(
     lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
     let stale = lead.stale();
-    if let Some(marker) = stale.as_ref().and_then(|it| asked.http.renewed_marker(&lead, it)) {
-        return Ok(Produced::Value(marker));
+    if let Some(stale) = &stale
+        && let Some(marker) = asked.http.renewed_marker(&lead, stale)
+    {
+        return Ok(Produced::value(marker));
     }
     let Some(call) = lock(&call).take() else {
-        // Its caller has gone on alone.
-        return Ok(Produced::Alone(Alone::Reserved));
+        // The caller has gone on alone.
+        return Ok(Produced::alone(Alone::Reserved));
     };
     // What is stored may be validated, and the part is cut from that.
     let sends_range = !lead.replaces() && asked.question.wants_part();
     let mut head = asked.question.for_all(sends_range);
     asked.http.forward(&mut head.headers);
-    let stale = stale.filter(|_| asked.http.0.marks.permits_conditions(&asked.place.lasting));
-    let stale = stale.filter(|stale| add_validators(&stale.value, &mut head.headers));
+    let mut validating: Option<Loaded<CachedResponse>> = None;
+    if let Some(stale) = stale
+        && asked.http.0.marks.permits_conditions(&asked.place.lasting)
+        && add_validators(&stale.value, &mut head.headers)
+    {
+        validating = Some(stale);
+    }
     let forward = if lead.replaces() { Forward::Stale } else { asked.place.miss.clone() };
     let load = ResponseLoad { asked, begun: Instant::now(), lead, forward, sends_range };
-    let mut response = match call.send(head).await {
+    let response = match call.send(head).await {
         Ok(response) => response,
         Err(error) => {
             let words = "the inner service returned an error";
@@ -113,39 +88,54 @@ pub(super) async fn load<C: ServiceCall>(
             return Err(failure);
         }
     };
-    if let Some(stale) = stale.filter(|_| response.status() == StatusCode::NOT_MODIFIED) {
-        let from_bytes = |bytes| ServiceBody::new(Full::new(bytes));
-        response = match validated(&stale.value, response.headers()) {
-            Validated::Renewed(renewed) => renewed.map(from_bytes),
-            Validated::Confirmed(confirmed) => {
-                return Ok(load.land_confirmed(confirmed.map(LayerBody::Whole), answer).await);
-            }
-        };
+    match validating {
+        Some(stale) if response.status() == StatusCode::NOT_MODIFIED => {
+            let (not_modified, _) = response.into_parts();
+            load.land_validated(&stale.value, &not_modified.headers, answer).await
+        }
+        _ => load.land(response, answer).await,
     }
-    load.land(response, answer).await
 }
 
-/// The load of a response, after its request was sent.
+/// The load of a response, once its request is sent.
 struct ResponseLoad {
     asked: Asked,
     begun: Instant,
     lead: Lead<CachedResponse>,
-    /// Why its request was sent.
+    /// Why the request was sent.
     forward: Forward,
-    /// Its request had the range of its caller.
+    /// The request had the range of its caller.
     sends_range: bool,
 }
 
 impl ResponseLoad {
-    /// Answers the caller that leads. It may have gone away.
+    /// Answers the caller that leads. The caller may have gone away.
     fn answer<E>(&self, answer: oneshot::Sender<OwnAnswer<E>>, result: CallResult<E>) {
         let source = self.lead.source();
         let forward = self.forward.clone();
         drop(answer.send(OwnAnswer { result, source, forward }));
     }
 
+    /// Returns what the flight lands with, if the service has validated the stale response.
+    async fn land_validated<E>(
+        self,
+        stale: &CachedResponse,
+        not_modified: &HeaderMap,
+        answer: oneshot::Sender<OwnAnswer<E>>,
+    ) -> Result<Produced<CachedResponse>, Error> {
+        match validated(stale, not_modified) {
+            Validated::Renewed(renewed) => {
+                let response = renewed.map(|bytes| ServiceBody::new(Full::new(bytes)));
+                self.land(response, answer).await
+            }
+            Validated::Confirmed(confirmed) => {
+                Ok(self.land_confirmed(confirmed.map(LayerBody::Whole), answer).await)
+            }
+        }
+    }
+
     /// Answers the caller alone with what the service has confirmed by another tag. The service
-    /// would do the same at the next load, so that sends no conditions.
+    /// would do the same at the next load, so the next load sends no conditions.
     async fn land_confirmed<E>(
         &self,
         response: Response<LayerBody>,
@@ -156,7 +146,7 @@ impl ResponseLoad {
         self.remove_stored().await;
         let forward = Forward::Uncacheable(Some("etag"));
         self.answer(answer, Ok(http.explained(response, &forward, None, None)));
-        Produced::Alone(Alone::Reserved)
+        Produced::alone(Alone::Reserved)
     }
 
     /// Returns what the flight lands with. Its caller has the response at once.
@@ -169,7 +159,7 @@ impl ResponseLoad {
         let landed = self.land_response(response, answer).await;
         // The cache counts an error.
         if is_failed && landed.is_ok() {
-            self.asked.http.0.cache.core.counters.failures.add();
+            self.asked.http.count_failed_load();
         }
         landed
     }
@@ -179,32 +169,36 @@ impl ResponseLoad {
         response: Response<ServiceBody>,
         answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let Asked { http, place, question } = &self.asked;
         let (parts, body) = response.into_parts();
-        let judged = if self.sends_range && is_about_range(&parts) {
-            Err(Unshared::Part)
-        } else if self.lead.has_stand_in() && is_failure(parts.status) {
-            // The stored response stands in for it, whatever its lifetime.
-            Err(Unshared::Failing)
-        } else {
-            http.judge(question, self.begun.elapsed(), &parts, &body)
+        let shareable = match self.judge(&parts, &body) {
+            Ok(shareable) => shareable,
+            Err(why) => return self.land_alone(why, parts, body, answer).await,
         };
-        let (request, limit) = (&question.head.headers, http.0.cache.core.settings.max_key);
-        let shared = judged.and_then(|mut shareable| {
-            // The service has not seen a header that is not sent.
-            shareable.vary.retain(|name| !place.names.contains(name) && http.0.forwards(name));
-            if shareable.vary.is_empty() {
-                return Ok((shareable, None));
-            }
-            let variant = place.variant(shareable.vary.clone(), request, limit);
-            Ok((shareable, Some(variant.ok_or(Unshared::Uncacheable("vary"))?)))
-        });
-        match shared {
-            Ok((shareable, variant)) => {
-                let (streamed, collector) = self.announce(parts, body, shareable, variant, answer);
-                self.collect(&streamed, collector).await
-            }
-            Err(why) => self.land_alone(why, parts, body, answer).await,
+        let Announced { streamed, collector } = self.announce(parts, body, shareable, answer);
+        self.collect(&streamed, collector).await
+    }
+
+    /// Judges the response with what this load knows beside the response: its range, the stale
+    /// response that stands in, and the place that the request has selected.
+    fn judge(&self, parts: &Parts, body: &ServiceBody) -> Result<PlacedResponse, Unshared> {
+        if self.sends_range && is_about_range(parts) {
+            return Err(Unshared::Part);
+        }
+        if self.lead.has_stand_in() && is_failure(parts.status) {
+            // The stored response stands in for it, whatever its lifetime.
+            return Err(Unshared::Failing);
+        }
+        let Asked { http, place, question } = &self.asked;
+        let shareable = http.judge(question, self.begun.elapsed(), parts, body)?;
+        let mut names = shareable.vary.clone();
+        // The service has not seen a header that is not sent.
+        names.retain(|name| !place.names.contains(name) && http.0.forwards(name));
+        if names.is_empty() {
+            return Ok(PlacedResponse { shareable, variant: None });
+        }
+        match place.variant(names, &question.head.headers, http.0.terms.max_key) {
+            Some(variant) => Ok(PlacedResponse { shareable, variant: Some(variant) }),
+            None => Err(Unshared::Uncacheable("vary")),
         }
     }
 
@@ -219,20 +213,28 @@ impl ResponseLoad {
         self.end_stored(parts.status).await;
         let Asked { http, place, .. } = &self.asked;
         let marks = &http.0.marks;
-        let (forward, produced) = match why {
-            Unshared::Failing => (self.forward.clone(), failing(&self.asked, &parts, &self.lead)),
+        let forward;
+        let produced;
+        match why {
+            Unshared::Failing => {
+                forward = self.forward.clone();
+                produced = failing(&self.asked, &parts, &self.lead);
+            }
             Unshared::Reserved => {
                 marks.set(&place.lasting, MarkOf::Authorized);
-                (Forward::Uncacheable(Some("authorization")), Ok(Produced::Alone(Alone::Reserved)))
+                forward = Forward::Uncacheable(Some("authorization"));
+                produced = Ok(Produced::alone(Alone::Reserved));
             }
             Unshared::Part => {
-                (Forward::Uncacheable(Some("range")), Ok(Produced::Alone(Alone::Reserved)))
+                forward = Forward::Uncacheable(Some("range"));
+                produced = Ok(Produced::alone(Alone::Reserved));
             }
-            Unshared::Uncacheable(why) => {
+            Unshared::Uncacheable(rule) => {
                 marks.set(&place.lasting, MarkOf::All);
-                (Forward::Uncacheable(Some(why)), Ok(Produced::Alone(Alone::Uncacheable)))
+                forward = Forward::Uncacheable(Some(rule));
+                produced = Ok(Produced::alone(Alone::Uncacheable));
             }
-        };
+        }
         let response = Response::from_parts(parts, LayerBody::Single(body));
         self.answer(answer, Ok(http.explained(response, &forward, None, None)));
         produced
@@ -243,45 +245,44 @@ impl ResponseLoad {
         &self,
         parts: Parts,
         body: ServiceBody,
-        shareable: Shareable,
-        variant: Option<Variant>,
+        placed: PlacedResponse,
         answer: oneshot::Sender<OwnAnswer<E>>,
-    ) -> (Arc<StreamedResponse>, Option<Collector>) {
-        let (settings, lead) = (&self.asked.http.0, &self.lead);
-        let Shareable { windows, joined_for, age, .. } = shareable;
+    ) -> Announced {
+        let settings = &self.asked.http.0;
+        let PlacedResponse { shareable, variant } = placed;
+        let Shareable { freshness, groups, announced, body_limit, .. } = shareable;
+        let Freshness { windows, joined_for, only_validates, age } = freshness;
+        for group in groups {
+            self.lead.tag(group);
+        }
         let limits = BodyLimits {
-            size: shareable.body_limit,
+            size: body_limit,
             total: settings.body_limit,
-            finish_unread: !settings.cache.core.settings.cancels_abandoned,
+            finish_unread: settings.terms.finishes_abandoned,
             backlog: settings.backlog.clone(),
         };
-        for group in shareable.groups {
-            lead.tag(group);
-        }
-        let (body, collector) = body.begin(shareable.announced, limits);
-        let head = Arc::new(ResponseHead::new(parts, shareable.only_validates));
-        let response = CachedResponse { head, body, age, late: 0 };
-        let arriving = collector.as_ref().map(|it| it.body.clone());
-        let (forward, received) = (self.forward.clone(), Instant::now());
+        let begun = Collector::begin(body, announced, limits);
+        let head = Arc::new(ResponseHead::new(parts, only_validates));
         let streamed = Arc::new(StreamedResponse {
-            response,
-            arriving,
+            response: CachedResponse { head, body: begun.at_once, age, late: 0 },
+            arriving: begun.collector.as_ref().map(|collector| collector.body.clone()),
             variant,
-            forward,
-            received,
+            forward: self.forward.clone(),
+            received: Instant::now(),
             windows,
             joined_for,
         });
         if let Ok(response) = streamed.response(true) {
-            let source = lead.source();
+            let source = self.lead.source();
             let is_stored = source == Source::Led && !windows.fresh.is_zero();
-            let ttl = is_stored.then(|| windows.fresh.as_secs().try_into().ok()).flatten();
+            let seconds = windows.fresh.as_secs();
+            let ttl = if is_stored { seconds.try_into().ok() } else { None };
             let http = &self.asked.http;
             let response = http.explained(response, &streamed.forward, Some(source), ttl);
             self.answer(answer, Ok(response));
         }
-        lead.announce(streamed.clone());
-        (streamed, collector)
+        self.lead.announce(streamed.clone());
+        Announced { streamed, collector: begun.collector }
     }
 
     /// Collects a response that its callers read meanwhile, and keeps it. Returns what its flight
@@ -291,30 +292,17 @@ impl ResponseLoad {
         streamed: &StreamedResponse,
         collector: Option<Collector>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let collected = match collector {
-            None => Ok((streamed.response.clone(), streamed.windows)),
-            Some(collector) => collector.collect().await.map(|bytes| streamed.complete(bytes)),
+        let Some(collector) = collector else {
+            return Ok(self.keep(streamed, streamed.complete_at_once()).await);
         };
-        match collected {
-            Ok((response, windows)) => {
-                match &streamed.variant {
-                    None if windows.fresh.is_zero() => self.lead.do_not_store(),
-                    None => self.lead.keep(windows),
-                    // In a box, which most loads do not need.
-                    Some(variant) => {
-                        let stored =
-                            self.asked.http.store_below(variant, &response, windows, &self.lead);
-                        return Ok(Box::pin(stored).await);
-                    }
-                }
-                Ok(Produced::Value(response))
-            }
+        match collector.collect().await {
+            Ok(bytes) => Ok(self.keep(streamed, streamed.complete(bytes)).await),
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.response.status()).await;
                 self.asked.http.0.marks.set(&self.asked.place.lasting, MarkOf::All);
-                Ok(Produced::Alone(Alone::Uncacheable))
+                Ok(Produced::alone(Alone::Uncacheable))
             }
-            Err(NotCollected::Unread) => Ok(Produced::Alone(Alone::Reserved)),
+            Err(NotCollected::Unread) => Ok(Produced::alone(Alone::Reserved)),
             Err(NotCollected::Broken(error)) => {
                 let words = "the response body ended with an error";
                 Err(Error::with_source(ErrorKind::Load, words, error))
@@ -322,8 +310,29 @@ impl ResponseLoad {
         }
     }
 
+    /// Says how a response is kept. Returns what its flight lands with.
+    async fn keep(
+        &self,
+        streamed: &StreamedResponse,
+        complete: CompleteResponse,
+    ) -> Produced<CachedResponse> {
+        let CompleteResponse { response, windows } = complete;
+        if let Some(variant) = &streamed.variant {
+            let stored = self.asked.http.store_below(variant, &response, windows, &self.lead);
+            // In a box, which most loads do not need.
+            return Box::pin(stored).await;
+        }
+        if windows.fresh.is_zero() {
+            self.lead.do_not_store();
+        } else {
+            self.lead.keep(windows);
+        }
+        Produced::value(response)
+    }
+
     /// Removes the stored response, if an answer with this status says that it is of no use (RFC
-    /// 9111, section 4.3.3). One that speaks of its caller or of the moment says nothing of it.
+    /// 9111, section 4.3.3). An answer about its caller or about the moment says nothing of the
+    /// stored response.
     async fn end_stored(&self, status: StatusCode) {
         let is_for_all = !self.asked.question.is_authorized && speaks_of_resource(status);
         if self.lead.replaces() && is_for_all {
@@ -340,48 +349,16 @@ impl ResponseLoad {
     }
 }
 
-/// A response that callers share before it is stored, and while its body arrives.
-pub(super) struct StreamedResponse {
-    /// The response when it was received. Its body is here if it was there at once.
-    response: CachedResponse,
-    arriving: Option<Arc<SharedBody>>,
-    /// Which variant it is, if its flight did not know that.
-    pub(super) variant: Option<Variant>,
-    /// Why the request was sent that it answers.
-    pub(super) forward: Forward,
-    received: Instant,
-    /// They begin with the head. All are zero if it is for those only that ask meanwhile.
-    windows: Windows,
-    /// For how long after its head callers may join it.
-    joined_for: Duration,
+/// A response that may be shared, and where it is stored.
+struct PlacedResponse {
+    shareable: Shareable,
+    /// Which variant the response is, if its flight did not know that.
+    variant: Option<Variant>,
 }
 
-impl StreamedResponse {
-    /// Returns the response for a caller. It is never too late for the caller whose request it
-    /// answers, which has the trailers, too.
-    ///
-    /// Fails with the error by which the body broke off in time, or with none if it is too late.
-    pub(super) fn response(&self, is_own: bool) -> Result<Response<LayerBody>, Option<BodyError>> {
-        let elapsed = self.received.elapsed();
-        if !is_own && elapsed >= self.joined_for {
-            return Err(None);
-        }
-        let CachedResponse { head, body, age, .. } = self.response.clone();
-        let age = age.saturating_add(elapsed.as_secs());
-        let body = match &self.arriving {
-            Some(arriving) => arriving.reader(is_own)?,
-            None => LayerBody::Whole(body),
-        };
-        Ok(head.with_age(body, Some(age).filter(|age| *age > 0)))
-    }
-
-    /// Returns the response with its whole body, and the windows that are left of it.
-    fn complete(&self, body: Bytes) -> (CachedResponse, Windows) {
-        let took = self.received.elapsed();
-        let mut response = CachedResponse { body, ..self.response.clone() };
-        response.age = response.age.saturating_add(took.as_secs());
-        let late = took.saturating_sub(self.joined_for).as_millis();
-        response.late = late.try_into().unwrap_or(u32::MAX);
-        (response, Windows { fresh: self.windows.fresh.saturating_sub(took), ..self.windows })
-    }
+/// A response that callers have the head of.
+struct Announced {
+    streamed: Arc<StreamedResponse>,
+    /// Collects the body, unless the body was there at once.
+    collector: Option<Collector>,
 }

@@ -1,7 +1,7 @@
 //! Which keys have answers that belong to their callers, in this process: *hit-for-miss*.
 //!
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
-//! `GET` whose headers allow sharing ends it.
+//! `GET` whose headers allow sharing ends the mark.
 //!
 //! Another mark says that the service confirms a stored response of the key by another tag.
 
@@ -10,13 +10,9 @@ use std::{hash::BuildHasher, time::Duration};
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
-use crate::{
-    cache::{OnUncacheable, UNCACHEABLE_LIFE},
-    key::Key,
-    random::Hasher,
-};
+use crate::{cache::shared_load::UNCACHEABLE_LIFE, key::Key, random::Hasher};
 
-/// How many keys are remembered. Beyond it, one that few requests ask for is forgotten.
+/// How many keys are remembered. Beyond that, a key that few requests ask for is forgotten.
 const MOST_KEYS: usize = 10_000;
 
 /// For how long the loads of a key send no conditions, after these were in vain.
@@ -33,9 +29,19 @@ pub(super) enum MarkOf {
     Conditions,
 }
 
+/// What a process knows of a key whose answers may belong to their callers.
+pub(super) enum MarkedAs {
+    /// The requests of the key go alone.
+    Alone,
+    /// This process has no mark, so a mark of the fleet counts.
+    Unknown,
+    /// This process has seen an answer that could be shared. The fleet may still have a mark.
+    Shareable,
+}
+
 pub(super) struct Marks {
     /// By the hash of the key and of what the mark is about. Two keys with one hash share a mark,
-    /// which is harmless: it decides which requests wait, never what is shared.
+    /// which is harmless: a mark decides which requests wait, never what is shared.
     by_key: Cache<u64, KeyMark>,
     hasher: Hasher,
 }
@@ -43,7 +49,7 @@ pub(super) struct Marks {
 #[derive(Clone, Copy)]
 struct KeyMark {
     since: Instant,
-    /// An answer that could be shared has ended it, and the fleet may still have it.
+    /// An answer that could be shared has ended the mark, and the fleet may still have the mark.
     is_ended: bool,
 }
 
@@ -52,16 +58,16 @@ impl Marks {
         Self { by_key: Cache::new(MOST_KEYS), hasher: Hasher::default() }
     }
 
-    /// Returns what becomes of a request if the fleet has a mark for its key. Returns `None` if the
-    /// request goes alone, because of a mark of this process.
-    pub(super) fn on_uncacheable(&self, key: &Key, is_authorized: bool) -> Option<OnUncacheable> {
-        let living = |of| self.get(key, of, UNCACHEABLE_LIFE);
-        match living(MarkOf::All) {
-            Some(KeyMark { is_ended: false, .. }) => None,
-            _ if is_authorized && living(MarkOf::Authorized).is_some() => None,
-            Some(KeyMark { is_ended: true, .. }) => Some(OnUncacheable::Claim),
-            None => Some(OnUncacheable::Pass),
+    /// Returns what this process knows of the key of a request.
+    pub(super) fn of_request(&self, key: &Key, is_authorized: bool) -> MarkedAs {
+        let of_all = self.get(key, MarkOf::All, UNCACHEABLE_LIFE);
+        if of_all.is_some_and(|mark| !mark.is_ended) {
+            return MarkedAs::Alone;
         }
+        if is_authorized && self.get(key, MarkOf::Authorized, UNCACHEABLE_LIFE).is_some() {
+            return MarkedAs::Alone;
+        }
+        if of_all.is_some() { MarkedAs::Shareable } else { MarkedAs::Unknown }
     }
 
     /// Returns whether a load of a key sends the validators of a stale response.

@@ -2,38 +2,49 @@
 //!
 //! A request goes this way:
 //!
-//! - `service` chooses its way. `request` decides whether the request takes part, and `key` under
-//!   which key. If it does not take part, or if there is nothing to share, `pass` leaves it to the
-//!   inner service. If it takes part, it joins the flight of its response. When that has landed,
-//!   `conditions` makes the answer.
+//! - `service` chooses the way. `request` decides whether the request takes part, and `key` under
+//!   which key. If the request takes no part, or if there is nothing to share, `pass` leaves the
+//!   request to the inner service. Otherwise the request joins the flight of its response. When
+//!   that has landed, `conditions` makes the answer to the [question](question::Question).
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
-//! - `load` calls the inner service for the flight that this caller leads. `response` decides
-//!   whether the answer may be shared, and for how long. If it may, callers read its `body` while
-//!   it arrives. `validation` renews a stale response, and `unavailable` treats failures.
-//! - `cached` is the response that is stored, and `status` the header that says how the cache
-//!   answered, or why it did not.
+//! - `load` makes the `call` of the inner service for the flight that this caller leads.
+//!   **`response` decides whether the answer may be shared** ([`Http::judge`]), and `lifetime` for
+//!   how long. A shared answer is `streamed`: callers read its `body` while the body arrives.
+//!   `validation` renews a stale response, and `unavailable` treats failures.
+//! - `cached` is the response that is stored. `status` is the header that says how the cache
+//!   answered, or why the cache did not. `counts` counts the caller.
 //!
 //! Beside that way, `fields` parses header fields, `marks` knows the keys whose answers are not
 //! shared, and `invalidation` ends what an unsafe request outdates. `passed_headers` says which
-//! header keeps most requests away. `layer` and `policy` hold what a user of the layer sets.
+//! header keeps most requests away. A user of the layer sets what `layer` and `policy` offer, and
+//! `settings` holds that. `errors` has the error of a failed answer, and the answer to an error.
+//!
+//! What the layer needs of the cache is in `cache::shared_load`, and nothing else.
 
 mod body;
 mod cached;
+mod call;
 mod conditions;
+mod counts;
+mod errors;
 mod fields;
 mod header_names;
 mod invalidation;
 mod key;
 mod layer;
+mod lifetime;
 mod load;
 mod marks;
 mod pass;
 mod passed_headers;
 mod policy;
+mod question;
 mod request;
 mod response;
 mod service;
+mod settings;
 mod status;
+mod streamed;
 mod unavailable;
 mod validation;
 mod variants;
@@ -43,15 +54,15 @@ pub(crate) use self::fields::check_any_lines;
 pub use self::{
     body::{BodyError, ResponseBody},
     cached::{CachedResponse, ResponseCodec, http_cache},
+    errors::InnerServiceError,
     key::Query,
     pass::HttpPass,
     policy::Policy,
-    unavailable::InnerServiceError,
 };
 
 use std::sync::Arc;
 
-use self::{layer::HttpSettings, request::Question};
+use self::settings::HttpSettings;
 use super::BellwetherLayer;
 
 /// Shares responses to `GET` and `HEAD` requests. The mode of [`BellwetherLayer::http`].

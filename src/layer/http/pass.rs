@@ -14,10 +14,7 @@ use tokio::{task::JoinHandle, time::Instant};
 use tower::{Service, util::Oneshot};
 
 use super::{
-    Http, ResponseBody,
-    invalidation::is_safe,
-    request::{Asked, Question},
-    status::Forward,
+    Http, ResponseBody, invalidation::is_safe, question::Question, request::Asked, status::Forward,
 };
 use crate::{error::BoxError, key::Key};
 
@@ -60,7 +57,7 @@ impl<S: Service<Request<B>>, B> HttpPass<S, B> {
     }
 
     fn new(http: Http, question: Question, call: (S, B), why: Forward, effect: Effect) -> Self {
-        http.count_pass(&why);
+        http.count_passed(&why);
         let (inner, body) = call;
         let request = Request::from_parts(question.into_sent(), body);
         let state = State::Calling(Oneshot::new(inner, request));
@@ -134,7 +131,7 @@ impl Passed {
             Err(_) => true,
         };
         if is_failed {
-            self.http.0.cache.core.counters.passed_failed.add();
+            self.http.count_failed_pass();
         }
     }
 
@@ -158,25 +155,5 @@ impl Passed {
     fn explain<B>(&self, response: Response<B>) -> Response<ResponseBody<B>> {
         let response = response.map(ResponseBody::from_passed);
         self.http.explained(response, &self.why, None, None)
-    }
-}
-
-impl Http {
-    fn count_pass(&self, why: &Forward) {
-        let counters = &self.0.cache.core.counters;
-        counters.passed.add();
-        match why {
-            Forward::Method => counters.passed_method.add(),
-            Forward::Body => counters.passed_body.add(),
-            Forward::Key => counters.passed_key.add(),
-            Forward::Switched => counters.passed_switched.add(),
-            Forward::Header(name) => {
-                counters.passed_header.add();
-                self.0.passed_headers.count(name);
-            }
-            Forward::Uncacheable(_) => counters.passed_uncacheable.add(),
-            Forward::Full => counters.passed_overloaded.add(),
-            _ => {}
-        }
     }
 }

@@ -1,73 +1,24 @@
-//! What a request asks of the layer, and whether it takes part. For headers, this is a deny-list: a
-//! header that no rule knows does not stand in the way.
+//! Decides whether a request takes part. For headers, this is a deny-list: a header that no rule
+//! knows does not stand in the way.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, RANGE},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
     request::Parts,
 };
 use http_body::Body;
-use tokio::time::Instant;
 
 use super::{
     Http,
-    conditions::{RANGE_TERMS, TERMS},
-    fields::{Directives, names_no_field, pragma, sole},
+    fields::{Directives, names_no_field, pragma},
     header_names::{HeaderClass, classify},
     key::{Target, is_named, may_hold_another, texts},
+    question::{Question, TERMS},
     status::Forward,
     variants::{KEY_LENGTH, Place},
 };
-
-/// The head of a request. Most ask for the whole response, as it is stored.
-#[derive(Clone)]
-pub(super) struct Question {
-    pub(super) head: Parts,
-    /// All headers as they came, if the head has the normal form of some.
-    pub(super) as_sent: Option<HeaderMap>,
-    /// When it came.
-    pub(super) since: Instant,
-    /// It has an `Authorization`, so its answer may be for its user alone.
-    pub(super) is_authorized: bool,
-}
-
-impl Question {
-    /// Returns the head of a request for the whole response, which answers all that is asked. Its
-    /// range may stay.
-    pub(super) fn for_all(&self, keeps_range: bool) -> Parts {
-        let mut head = self.head.clone();
-        head.method = Method::GET;
-        for name in TERMS {
-            if !(keeps_range && RANGE_TERMS.contains(&name)) {
-                head.headers.remove(name);
-            }
-        }
-        head
-    }
-
-    /// Returns the head as it came.
-    pub(super) fn into_sent(self) -> Parts {
-        let mut head = self.head;
-        if let Some(headers) = self.as_sent {
-            head.headers = headers;
-        }
-        head
-    }
-
-    /// Returns whether the request is for a part of the response. A `HEAD` is for none (RFC 9110,
-    /// section 14.2).
-    pub(super) fn wants_part(&self) -> bool {
-        let headers = &self.head.headers;
-        if self.head.method != Method::GET || !headers.contains_key(RANGE) {
-            return false;
-        }
-        let range = sole(headers, RANGE).map(|range| range.as_bytes().trim_ascii());
-        // Players and download managers begin so. It is all of the response.
-        range != Some(b"bytes=0-".as_slice())
-    }
-}
 
 /// A request that takes part, and where its response is stored.
 #[derive(Clone)]
@@ -82,16 +33,19 @@ impl Http {
     pub(super) fn normalize(&self, head: &mut Parts) -> Option<HeaderMap> {
         let mut as_sent = None;
         for (name, normal_form) in &self.0.normal_forms {
-            let lines = head.headers.get_all(name).iter();
-            let lines: Vec<_> =
-                lines.map(|line| String::from_utf8_lossy(line.as_bytes())).collect();
+            let mut lines = Vec::new();
+            for line in head.headers.get_all(name) {
+                lines.push(String::from_utf8_lossy(line.as_bytes()));
+            }
             if lines.is_empty() {
                 continue;
             }
             let normal = normal_form(&lines.join(", "));
             as_sent.get_or_insert_with(|| head.headers.clone());
             head.headers.remove(name);
-            if let Some(value) = normal.and_then(|value| HeaderValue::try_from(value).ok()) {
+            if let Some(normal) = normal
+                && let Ok(value) = HeaderValue::try_from(normal)
+            {
                 head.headers.insert(name, value);
             }
         }
@@ -104,41 +58,62 @@ impl Http {
             return;
         }
         let all = std::mem::take(headers);
-        for (name, value) in all.iter().filter(|(name, _)| self.0.forwards(name)) {
-            headers.append(name, value.clone());
+        for (name, value) in &all {
+            if self.0.forwards(name) {
+                headers.append(name, value.clone());
+            }
         }
     }
 
     /// Returns the place of a request that may receive the response to another request, if that may
     /// be shared. Returns why any other one takes no part.
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<Place, Forward> {
-        let settings = &self.0;
-        let coalesces = settings.policy.coalesces;
+        let coalesces = self.0.policy.coalesces;
         // If nothing is stored, the whole response would be fetched for each `HEAD` and condition.
-        if parts.method != Method::GET && (coalesces || parts.method != Method::HEAD) {
+        let is_head_that_shares = parts.method == Method::HEAD && !coalesces;
+        if parts.method != Method::GET && !is_head_that_shares {
             return Err(Forward::Method);
         }
-        if settings.switch.as_ref().is_some_and(|switch| switch.load(Ordering::Relaxed)) {
+        if let Some(switch) = &self.0.switch
+            && switch.load(Ordering::Relaxed)
+        {
             return Err(Forward::Switched);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
             return Err(Forward::Body);
         }
-        let forbids = |name: &&HeaderName| match TERMS.contains(name) {
-            true => coalesces,
-            false => !self.permits(name, &parts.headers),
-        };
-        if let Some(name) = parts.headers.keys().find(forbids) {
-            return Err(Forward::Header(name.clone()));
+        for name in parts.headers.keys() {
+            if self.forbids(name, &parts.headers) {
+                return Err(Forward::Header(name.clone()));
+            }
         }
-        let target = Target::of(parts).filter(|it| !it.is_respelled).ok_or(Forward::Key)?;
-        let key = self.key(parts, target.scheme, &target.paths).ok_or(Forward::Key)?;
-        let texts = match settings.key_parts.is_empty() || coalesces {
-            true => None,
-            false if settings.cache.core.settings.max_key < KEY_LENGTH => return Err(Forward::Key),
-            false => Some(texts(parts, &settings.key_parts).ok_or(Forward::Key)?),
-        };
-        Ok(Place::new(key, texts))
+        self.place_of(parts).ok_or(Forward::Key)
+    }
+
+    /// Returns the place of a request, if its target and the parts of the key are clear.
+    fn place_of(&self, parts: &Parts) -> Option<Place> {
+        let settings = &self.0;
+        let target = Target::of(parts)?;
+        if target.is_respelled {
+            return None;
+        }
+        let key = self.key(parts, target.scheme, &target.paths)?;
+        if settings.key_parts.is_empty() || settings.policy.coalesces {
+            return Some(Place::new(key, None));
+        }
+        if settings.terms.max_key < KEY_LENGTH {
+            return None;
+        }
+        let texts = texts(parts, &settings.key_parts)?;
+        Some(Place::new(key, Some(texts)))
+    }
+
+    /// Returns whether a header of a request keeps the request away from the cache.
+    fn forbids(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
+        if TERMS.contains(name) {
+            return self.0.policy.coalesces;
+        }
+        !self.permits(name, headers)
     }
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
@@ -150,11 +125,12 @@ impl Http {
             AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => are_ignored(&settings.ignored_cookies, headers),
             CONNECTION => names_no_field(headers),
-            CACHE_CONTROL => Directives::parse(headers, name).is_some_and(|wanted| {
+            CACHE_CONTROL => {
+                let Some(wanted) = Directives::parse(headers, name) else { return false };
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
                 !is_refused && (accepts_no_cache || !wanted.no_cache)
-            }),
-            // Section 5.4: it does not count beside `Cache-Control`.
+            }
+            // Section 5.4: `Pragma` does not count beside `Cache-Control`.
             PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
             PRAGMA => accepts_no_cache || !pragma(headers),
             _ => match classify(name.as_str()) {
@@ -168,16 +144,28 @@ impl Http {
     }
 }
 
-/// Returns whether all cookies of a request are ignored. One in which the service may read another
-/// cookie is not, such as `_ga=1, session=A`. One without a name has an empty one.
+/// Returns whether all cookies of a request are ignored.
 fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
-    let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
-    let cookies = lines.flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
-    cookies.filter(|cookie| !cookie.is_empty()).all(|cookie| {
-        let end_of_name = cookie.iter().position(|byte| *byte == b'=').unwrap_or(0);
-        let (name, value) = cookie.split_at(end_of_name);
-        let value = value.strip_prefix(b"=").unwrap_or(value).trim_ascii();
-        let name = name.trim_ascii();
-        is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value)
-    })
+    for line in headers.get_all(COOKIE) {
+        for cookie in line.as_bytes().split(|byte| *byte == b';') {
+            let cookie = cookie.trim_ascii();
+            if !cookie.is_empty() && !is_ignored(ignored, cookie) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// Returns whether a cookie is ignored. A cookie in which the service may read another one is not,
+/// such as `_ga=1, session=A`. A cookie without a name has an empty one.
+fn is_ignored(ignored: &[String], cookie: &[u8]) -> bool {
+    let mut name: &[u8] = b"";
+    let mut value = cookie;
+    if let Some(end_of_name) = cookie.iter().position(|byte| *byte == b'=') {
+        let (before, from_sign) = cookie.split_at(end_of_name);
+        name = before.trim_ascii();
+        value = from_sign.strip_prefix(b"=").unwrap_or(from_sign);
+    }
+    is_named(ignored, name) && !may_hold_another(name) && !may_hold_another(value.trim_ascii())
 }

@@ -1,9 +1,9 @@
-//! Decides which responses may be shared. Says how long they are fresh and how old they are (RFC
-//! 9111, section 4.2), and for how long they may be served stale (RFC 5861).
+//! Decides whether a response may be shared.
 //!
-//! The rules decide before a response is stored or handed to another request. They list the
-//! statuses that may be shared, and the headers that forbid it: a header that they do not know
-//! forbids nothing. A response with a header that they cannot parse is not shared.
+//! [`Http::judge`] is the place, before a response is stored or handed to another request. Each
+//! rule is a function of its own, in the order of the guide, "What is shared". The rules are a
+//! deny-list of headers: a header that no rule knows forbids nothing. A header that a rule cannot
+//! parse forbids sharing.
 
 use std::{
     sync::Arc,
@@ -11,11 +11,11 @@ use std::{
 };
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, StatusCode,
     header::{
-        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, AGE,
-        CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, EXPIRES,
-        LAST_MODIFIED, LOCATION, ORIGIN, SET_COOKIE, TRAILER,
+        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION,
+        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, LOCATION, ORIGIN,
+        SET_COOKIE, TRAILER,
     },
     response::Parts,
 };
@@ -24,15 +24,13 @@ use http_body::Body;
 use super::{
     Http,
     cached::encoded_head_len,
-    conditions::RANGE_TERMS,
-    fields::{Directives, date, listed, pragma, seconds, sole, vary},
+    fields::{Directives, listed, pragma, seconds, sole, vary},
     invalidation::GROUPS,
-    key::{Target, located},
-    layer::HttpSettings,
-    request::Question,
-    validation::VALIDATORS,
+    key::{Located, Target, located},
+    lifetime::{Arrived, Freshness, is_heuristically_cacheable},
+    question::{Question, RANGE_TERMS},
+    settings::HttpSettings,
 };
-use crate::{backend::Windows, cache::are_fit};
 
 /// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,28 +45,20 @@ pub(super) enum Unshared {
     Failing,
 }
 
-/// Fields whose response belongs to one caller, whatever it says about caches.
-const PERSONAL: [HeaderName; 4] = [
-    HeaderName::from_static("set-cookie2"),
-    HeaderName::from_static("authentication-info"),
-    HeaderName::from_static("clear-site-data"),
-    TRAILER,
-];
-
-/// Content types of streams without an end.
-const ENDLESS: [&[u8]; 2] = [b"text/event-stream", b"multipart/x-mixed-replace"];
+impl Unshared {
+    /// Returns what a response with this status is to which this rule applies.
+    fn by(rule: &'static str, status: StatusCode) -> Self {
+        if status.is_client_error() || status.is_server_error() {
+            Self::Failing
+        } else {
+            Self::Uncacheable(rule)
+        }
+    }
+}
 
 /// A response that may be shared, if its body is complete and within the limit.
 pub(super) struct Shareable {
-    /// The remaining lifetime, and what follows it. All are zero if only those may have the
-    /// response that wait for it.
-    pub(super) windows: Windows,
-    /// For how long after its head callers may join its body.
-    pub(super) joined_for: Duration,
-    /// Once it is no longer fresh, it may only be validated, and not be served.
-    pub(super) only_validates: bool,
-    /// The age of the response when it arrived, in seconds.
-    pub(super) age: u64,
+    pub(super) freshness: Freshness,
     /// The headers of a request that select it.
     pub(super) vary: Vec<HeaderName>,
     /// The tags of its groups.
@@ -81,6 +71,8 @@ pub(super) struct Shareable {
 
 impl Http {
     /// Judges the response to a request, which `took` so long, by its status and its headers.
+    ///
+    /// **This function decides whether a response is shared.**
     pub(super) fn judge(
         &self,
         question: &Question,
@@ -88,56 +80,48 @@ impl Http {
         parts: &Parts,
         body: &impl Body,
     ) -> Result<Shareable, Unshared> {
-        let is_error = parts.status.is_client_error() || parts.status.is_server_error();
-        let unshared = |why| if is_error { Unshared::Failing } else { Unshared::Uncacheable(why) };
-        let it = Judged::read(&self.0, parts).map_err(unshared)?;
-        let mut rules = it.rules(question, body).into_iter();
-        if let Some((why, _)) = rules.find(|(_, forbids)| *forbids) {
-            return Err(unshared(why));
+        let status = parts.status;
+        let judged = match Judged::read(&self.0, parts) {
+            Ok(judged) => judged,
+            Err(unreadable) => return Err(Unshared::by(unreadable, status)),
+        };
+        if let Some(rule) = judged.forbidden_by(question, body) {
+            return Err(Unshared::by(rule, status));
         }
-        // It may be for more than the credentials of its request (RFC 9111, section 3.5).
-        let Directives { public, must_revalidate, s_maxage, .. } = it.directives;
-        let is_for_all = public || must_revalidate || s_maxage.is_some();
-        let mut shareable = it.shareable(took).ok_or_else(|| unshared("lifetime"))?;
-        shareable.groups = self.groups(question, parts).ok_or_else(|| unshared("cache-groups"))?;
-        match question.is_authorized && !is_for_all {
-            true => Err(Unshared::Reserved),
-            false => Ok(shareable),
+        let Some(freshness) = judged.freshness(took) else {
+            return Err(Unshared::by("lifetime", status));
+        };
+        let Some(groups) = self.groups(question, parts) else {
+            return Err(Unshared::by("cache-groups", status));
+        };
+        if question.is_authorized && !judged.is_for_all_users() {
+            return Err(Unshared::Reserved);
         }
+        let body_limit = judged.body_limit();
+        let Judged { announced, vary, .. } = judged;
+        Ok(Shareable { freshness, vary, groups, announced, body_limit })
     }
-}
 
-impl Http {
-    /// Returns the tags of the groups that a response belongs to. Returns `None` if the cache
-    /// cannot store so many of them, or so long ones.
+    /// Returns the tags of the groups that a response belongs to (RFC 9875, section 2). Returns
+    /// `None` if the cache cannot store so many of them, or so long ones.
     fn groups(&self, question: &Question, parts: &Parts) -> Option<Vec<Arc<str>>> {
         let tags = self.tags(&question.head, &parts.headers, &GROUPS);
-        let mut groups: Vec<Arc<str>> = tags.into_iter().map(Arc::from).collect();
+        let mut groups: Vec<Arc<str>> = Vec::new();
+        for tag in tags {
+            groups.push(tag.into());
+        }
         groups.sort_unstable();
         groups.dedup();
-        are_fit(&groups).then_some(groups)
+        if self.0.cache.permits_tags(&groups) { Some(groups) } else { None }
     }
-}
-
-/// Returns whether the response to a request with a range is about that range: a part (RFC 9110,
-/// section 15.3.7), or that there is no such part (section 15.5.17). One that says that it depends
-/// on the range is, too, whatever its status.
-pub(super) fn is_about_range(parts: &Parts) -> bool {
-    let is_part = parts.status == StatusCode::PARTIAL_CONTENT;
-    if is_part || parts.status == StatusCode::RANGE_NOT_SATISFIABLE {
-        return true;
-    }
-    let varies_by = vary(&parts.headers).unwrap_or_default();
-    parts.headers.contains_key(CONTENT_RANGE)
-        || RANGE_TERMS.iter().any(|name| varies_by.contains(name))
 }
 
 /// A response that is judged.
 struct Judged<'a> {
     settings: &'a HttpSettings,
-    parts: &'a Parts,
+    status: StatusCode,
+    headers: &'a HeaderMap,
     announced: Option<u64>,
-    body_limit: u64,
     vary: Vec<HeaderName>,
     directives: Directives,
     received: SystemTime,
@@ -146,16 +130,13 @@ struct Judged<'a> {
 impl<'a> Judged<'a> {
     /// Reads the fields of a response. Returns the name of one that cannot be parsed.
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
-        let (headers, limit) = (&parts.headers, settings.cache.core.settings.max_value);
+        let headers = &parts.headers;
         listed(headers, &CONNECTION).ok_or("connection")?;
-        let length = || seconds(sole(headers, CONTENT_LENGTH)?.to_str().ok()?);
-        let announced = headers.contains_key(CONTENT_LENGTH);
-        let announced = announced.then(|| length().ok_or("content-length"));
         Ok(Self {
             settings,
-            parts,
-            announced: announced.transpose()?,
-            body_limit: limit.saturating_sub(encoded_head_len(headers)) as u64,
+            status: parts.status,
+            headers,
+            announced: announced_length(headers)?,
             // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
             vary: vary(headers).ok_or("vary")?,
             directives: Directives::of_response(headers).ok_or("cache-control")?,
@@ -163,173 +144,253 @@ impl<'a> Judged<'a> {
         })
     }
 
-    /// Returns the rules that forbid to share a response, and whether each does so here.
-    fn rules(&self, question: &Question, body: &impl Body) -> [(&'static str, bool); 15] {
-        let (policy, it) = (&self.settings.policy, &self.directives);
-        let &Parts { status, ref headers, .. } = self.parts;
-        let has = |name: &HeaderName| headers.contains_key(name);
-        let ignores =
-            |name: HeaderName| !self.vary.contains(&name) || !self.settings.forwards(&name);
-        let is_careful = !policy.is_rfc9111;
-        let is_unknown = matches!(status.as_u16(), ..200 | 206 | 304);
-        let is_unnamed = status != StatusCode::OK && !policy.statuses.contains_key(&status);
+    /// Returns the name of the first rule that forbids to share the response, mostly the name of a
+    /// header. The rules follow in this order.
+    fn forbidden_by(&self, question: &Question, body: &impl Body) -> Option<&'static str> {
+        if self.has_other_status() {
+            return Some("status");
+        }
+        if self.is_too_large(body) {
+            return Some("size");
+        }
+        if self.lacks_its_body(body) {
+            return Some("body");
+        }
+        if self.has(&SET_COOKIE) {
+            return Some("set-cookie");
+        }
+        if self.is_personal() {
+            return Some("personal");
+        }
+        if self.is_unexpected_part() {
+            return Some("content-range");
+        }
+        if self.has_variants_that_nothing_stores() {
+            return Some("vary");
+        }
+        if self.has_hidden_encoding() {
+            return Some("vary-accept-encoding");
+        }
+        if self.is_for_one_origin() {
+            return Some("vary-origin");
+        }
+        if self.redirects_to_itself(question) {
+            return Some("location");
+        }
+        if self.is_restricted() {
+            return Some("cache-control");
+        }
+        if self.has_pragma() {
+            return Some("pragma");
+        }
+        if self.is_endless() {
+            return Some("content-type");
+        }
+        None
+    }
+
+    /// The careful policy shares a `200`, and the statuses that a user of the layer has named. A
+    /// part of a response and the answer to a condition are never shared (RFC 9111, sections 3.3
+    /// and 4.3).
+    fn has_other_status(&self) -> bool {
+        let status = self.status;
+        if matches!(status.as_u16(), ..200 | 206 | 304) {
+            return true;
+        }
+        let policy = &self.settings.policy;
+        let is_named = status == StatusCode::OK || policy.statuses.contains_key(&status);
+        self.is_careful() && !is_named
+    }
+
+    /// The body and the headers are within the limit of the cache, as far as their length is known.
+    fn is_too_large(&self, body: &impl Body) -> bool {
         let announced = self.announced.unwrap_or_default();
-        let has_credentials = has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
-        let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
+        let least = body.size_hint().lower();
+        announced.max(least) > self.body_limit()
+    }
+
+    /// The headers announce a body, and there is none: the response is incomplete (RFC 9111,
+    /// section 3.3).
+    fn lacks_its_body(&self, body: &impl Body) -> bool {
+        let is_empty = body.is_end_stream() || body.size_hint().exact() == Some(0);
+        is_empty && self.announced.is_some_and(|length| length > 0)
+    }
+
+    /// The response has a field that is for one caller, whatever else it says about caches. The RFC
+    /// does not forbid to share such a field, nor a `Set-Cookie` (RFC 9111, section 7.3).
+    fn is_personal(&self) -> bool {
+        PERSONAL.iter().any(|name| self.has(name))
+    }
+
+    /// The response has a `Content-Range`, which only a `206` and a `416` may have (RFC 9110,
+    /// section 14.4).
+    fn is_unexpected_part(&self) -> bool {
+        self.is_careful() && self.has(&CONTENT_RANGE)
+    }
+
+    /// Variants have keys below a marker, which a layer that stores nothing does not have. A `Vary`
+    /// that cannot be parsed, or has a `*`, is unreadable already (RFC 9111, section 4.1).
+    fn has_variants_that_nothing_stores(&self) -> bool {
+        self.settings.policy.coalesces && !self.vary.is_empty()
+    }
+
+    /// The response is encoded, and does not say that the encoding depends on the request (RFC
+    /// 9110, section 12.5.3). Some clients cannot read the encoding.
+    fn has_hidden_encoding(&self) -> bool {
+        self.has(&CONTENT_ENCODING) && !self.depends_on(&ACCEPT_ENCODING)
+    }
+
+    /// The response is open to the web pages of one origin, and does not say that it depends on the
+    /// `Origin` (Fetch Standard, "CORS protocol and HTTP caches").
+    fn is_for_one_origin(&self) -> bool {
+        let mut origins = self.headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
         let names_origin = origins.any(|origin| origin != "*");
-        let kinds = headers.get_all(CONTENT_TYPE).iter().map(HeaderValue::as_bytes);
-        let mut kinds = kinds.map(|kind| kind.trim_ascii_start().to_ascii_lowercase());
-        let hint = body.size_hint();
-        let is_empty = body.is_end_stream() || hint.exact() == Some(0);
-        [
-            ("body", announced > 0 && is_empty),
-            ("size", announced.max(hint.lower()) > self.body_limit),
-            ("content-type", kinds.any(|kind| ENDLESS.iter().any(|it| kind.starts_with(it)))),
-            ("set-cookie", has(&SET_COOKIE)),
-            ("personal", PERSONAL.iter().any(has)),
-            ("vary", policy.coalesces && !self.vary.is_empty()),
-            // It is for the web pages of one origin.
-            ("vary-origin", ignores(ORIGIN) && (has_credentials || names_origin)),
-            // Some clients cannot read the encoding.
-            ("vary-accept-encoding", ignores(ACCEPT_ENCODING) && has(&CONTENT_ENCODING)),
-            ("pragma", is_careful && pragma(headers)),
-            ("content-range", is_careful && has(&CONTENT_RANGE)),
-            ("status", is_unknown || (is_careful && is_unnamed)),
-            ("location", status.is_redirection() && self.redirects_to_itself(question)),
-            ("cache-control", it.restricts || (it.must_understand && !is_understood(status))),
-            ("cache-control", is_careful && (it.malformed || it.no_cache || it.private)),
-            // It is for caches that know no `must-understand` (RFC 9111, section 5.2.2.3).
-            ("cache-control", it.no_store && (is_careful || !it.must_understand)),
-        ]
+        let permits_credentials = self.has(&ACCESS_CONTROL_ALLOW_CREDENTIALS);
+        (names_origin || permits_credentials) && !self.depends_on(&ORIGIN)
     }
 
-    /// Returns whether a redirect differs from the place of its request at most in the scheme and
-    /// in parts of the query that are not in the key. A request for that other place may share the
-    /// key, and would get the redirect again.
+    /// The response redirects to the place of its request, or to a place that differs at most in
+    /// the scheme and in parts of the query that are not in the key (RFC 9110, section 15.4). A
+    /// request for that other place may share the key, and would get the redirect again.
     fn redirects_to_itself(&self, question: &Question) -> bool {
-        let (asked, query) = (&question.head, &self.settings.query);
-        let own = Target::of(asked).map_or("/".into(), |Target { paths: [own, _], .. }| own);
-        let is_itself = |path: String| query.apply(&path) == query.apply(&own);
-        self.parts.headers.get_all(LOCATION).iter().any(|location| {
-            let location = location.to_str().ok().and_then(|it| located(asked, it));
-            // One that cannot be read may lead anywhere.
-            location.is_none_or(|path| path.is_some_and(is_itself))
-        })
-    }
-
-    /// Returns how the response may be shared, unless it is not fresh.
-    fn shareable(self, took: Duration) -> Option<Shareable> {
-        let (lifetime, settings) = (self.lifetime(), self.settings);
-        let Self { parts, announced, body_limit, vary, directives: it, .. } = self;
-        let age = age(&parts.headers, self.received, took);
-        let (mut windows, mut only_validates) = (Windows::fresh(Duration::ZERO), false);
-        let mut joined_for = Duration::MAX;
-        if settings.policy.coalesces {
-            // Requests to a careful layer have nothing of their users. A request to the other one
-            // may, so only a response that may be reused answers it (RFC 9111, section 4).
-            if settings.policy.is_rfc9111 {
-                let left = lifetime?.checked_sub(Duration::from_secs(age));
-                joined_for = left.filter(|left| !left.is_zero())?;
+        if !self.status.is_redirection() {
+            return false;
+        }
+        let query = &self.settings.query;
+        let own = match Target::of(&question.head) {
+            Some(Target { paths: [own, _], .. }) => own,
+            None => "/".into(),
+        };
+        for location in self.headers.get_all(LOCATION) {
+            // A location that cannot be read may lead anywhere.
+            let Ok(location) = location.to_str() else { return true };
+            match located(&question.head, location) {
+                Located::Unclear => return true,
+                Located::OtherHost => {}
+                Located::OwnHost(path) => {
+                    if query.apply(&path) == query.apply(&own) {
+                        return true;
+                    }
+                }
             }
-        } else {
-            let (limit, default) =
-                (settings.max_stale, settings.cache.core.settings.options.windows);
-            let window = |named: Option<u64>, setting: Duration| match named {
-                _ if it.must_revalidate || it.proxy_revalidate => Duration::ZERO,
-                Some(seconds) => Duration::from_secs(seconds).min(limit),
-                // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
-                None if it.s_maxage.is_some() => Duration::ZERO,
-                None => setting.min(limit),
-            };
-            let left = lifetime?.checked_sub(Duration::from_secs(age));
-            windows.fresh = left.filter(|left| !left.is_zero())?.min(default.fresh);
-            joined_for = windows.fresh;
-            windows.stale = window(it.stale_while_revalidate, default.stale);
-            windows.error = window(it.stale_if_error, default.error);
-            only_validates = windows.is_fresh_only()
-                && parts.status == StatusCode::OK
-                && VALIDATORS.iter().any(|name| parts.headers.contains_key(name));
         }
-        if only_validates {
-            windows.error = settings.kept_for_validation;
-        }
-        Some(Shareable {
-            windows,
-            joined_for,
-            only_validates,
-            age,
-            vary,
-            groups: Vec::new(),
-            announced,
-            body_limit,
-        })
+        false
     }
 
-    /// Returns how long the response is fresh from its origin on (section 4.2.1). Invalid freshness
-    /// is stale.
-    fn lifetime(&self) -> Option<Duration> {
-        let (it, headers) = (&self.directives, &self.parts.headers);
-        let is_careful = !self.settings.policy.is_rfc9111;
-        if is_careful && it.max_age == Some(0) {
-            // It forbids sharing, even next to a larger `s-maxage`.
-            return None;
+    /// The directives forbid to share the response (RFC 9111, section 5.2.2).
+    fn is_restricted(&self) -> bool {
+        let directives = &self.directives;
+        if directives.restricts {
+            return true;
         }
-        if it.is_garbled {
-            return Some(Duration::ZERO);
+        // Section 5.2.2.3: `must-understand` permits to store only what is understood here.
+        if directives.must_understand && !is_understood(self.status) {
+            return true;
         }
-        if let Some(seconds) = it.s_maxage.or(it.max_age) {
-            return Some(Duration::from_secs(seconds));
+        if self.is_careful() {
+            let is_private = directives.private || directives.no_cache || directives.no_store;
+            return is_private || directives.malformed;
         }
-        if it.is_targeted || !headers.contains_key(EXPIRES) {
-            let (status, policy) = (self.parts.status, &self.settings.policy);
-            let default = self.settings.default_lifetime.filter(|_| status == StatusCode::OK);
-            let lifetime = policy.statuses.get(&status).copied().or(default);
-            return lifetime.or_else(|| self.heuristic()).filter(|lifetime| !lifetime.is_zero());
-        }
-        // The clock of this process may be wrong, so the careful policy wants a date.
-        let sent = date(headers, DATE).or(Some(self.received).filter(|_| !is_careful));
-        let expires = date(headers, EXPIRES).zip(sent);
-        let left = expires.and_then(|(expires, sent)| expires.duration_since(sent).ok());
-        Some(left.unwrap_or_default())
+        // Section 5.2.2.3: beside `must-understand`, it is for caches that do not know that.
+        directives.no_store && !directives.must_understand
     }
 
-    /// Returns the lifetime that RFC 9111 permits to a response without any: a tenth of the time
-    /// since its last change (section 4.2.2).
-    fn heuristic(&self) -> Option<Duration> {
-        let &Parts { status, ref headers, .. } = self.parts;
-        if !self.settings.policy.is_rfc9111
-            || !(is_heuristically_cacheable(status) || self.directives.public)
-        {
-            return None;
+    /// The response has `Pragma: no-cache`, which RFC 9111 does not define for a response (section
+    /// 5.4).
+    fn has_pragma(&self) -> bool {
+        self.is_careful() && pragma(self.headers)
+    }
+
+    /// The body is a stream without an end.
+    fn is_endless(&self) -> bool {
+        for kind in self.headers.get_all(CONTENT_TYPE) {
+            let kind = kind.as_bytes().to_ascii_lowercase();
+            let kind = kind.trim_ascii_start();
+            if ENDLESS.iter().any(|endless| kind.starts_with(endless)) {
+                return true;
+            }
         }
-        let sent = date(headers, DATE).unwrap_or(self.received);
-        let unchanged = sent.duration_since(date(headers, LAST_MODIFIED)?).ok()?;
-        Some((unchanged / 10).min(HEURISTIC_LIMIT))
+        false
+    }
+
+    /// The response says that it is for more than the credentials of its request (RFC 9111, section
+    /// 3.5).
+    fn is_for_all_users(&self) -> bool {
+        let directives = &self.directives;
+        directives.public || directives.must_revalidate || directives.s_maxage.is_some()
+    }
+
+    fn freshness(&self, took: Duration) -> Option<Freshness> {
+        let arrived = Arrived {
+            settings: self.settings,
+            status: self.status,
+            headers: self.headers,
+            directives: &self.directives,
+            received: self.received,
+            took,
+        };
+        arrived.freshness()
+    }
+
+    fn is_careful(&self) -> bool {
+        !self.settings.policy.is_rfc9111
+    }
+
+    fn has(&self, name: &HeaderName) -> bool {
+        self.headers.contains_key(name)
+    }
+
+    /// Returns whether the `Vary` of the response names a header that the service has seen.
+    fn depends_on(&self, name: &HeaderName) -> bool {
+        self.vary.contains(name) && self.settings.forwards(name)
+    }
+
+    /// Returns the length of the largest body that is stored with these headers.
+    fn body_limit(&self) -> u64 {
+        let limit = self.settings.terms.max_value;
+        limit.saturating_sub(encoded_head_len(self.headers)) as u64
     }
 }
 
-/// RFC 9110, section 15.1.
-fn is_heuristically_cacheable(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
+/// Fields whose response belongs to one caller, whatever it says about caches.
+const PERSONAL: [HeaderName; 4] = [
+    HeaderName::from_static("set-cookie2"),
+    HeaderName::from_static("authentication-info"),
+    HeaderName::from_static("clear-site-data"),
+    TRAILER,
+];
+
+/// Content types of streams without an end.
+const ENDLESS: [&[u8]; 2] = [b"text/event-stream", b"multipart/x-mixed-replace"];
+
+/// Returns the length that the headers announce. Fails with the name of the field if that is not
+/// one number (RFC 9110, section 8.6).
+fn announced_length(headers: &HeaderMap) -> Result<Option<u64>, &'static str> {
+    if !headers.contains_key(CONTENT_LENGTH) {
+        return Ok(None);
+    }
+    let text = sole(headers, CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    match text.and_then(seconds) {
+        Some(length) => Ok(Some(length)),
+        None => Err("content-length"),
+    }
 }
 
-/// Whether its rules are followed here, as `must-understand` demands.
+/// Returns whether this layer follows the rules of a status, as `must-understand` demands.
 fn is_understood(status: StatusCode) -> bool {
     is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
 }
 
-/// The longest lifetime by a heuristic.
-const HEURISTIC_LIMIT: Duration = Duration::from_secs(86_400);
-
-/// Returns the age of a response at its arrival, in seconds (section 4.2.3).
-///
-/// `took` is the time since its request was sent. A response without an `Age` comes from the
-/// service itself, which made it at the end of that time. So does one with an invalid `Age`, which
-/// is ignored (section 5.1). Of a list the first member counts.
-fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> u64 {
-    let first = headers.get(AGE).and_then(|line| line.as_bytes().split(|it| *it == b',').next());
-    let told = first.and_then(|age| seconds(str::from_utf8(age.trim_ascii()).ok()?));
-    let told = told.map_or(0, |age| age.saturating_add(took.as_secs()));
-    let apparent = date(headers, DATE).and_then(|sent| received.duration_since(sent).ok());
-    told.max(apparent.unwrap_or_default().as_secs())
+/// Returns whether the response to a request with a range is about that range: a part (RFC 9110,
+/// section 15.3.7), or that there is no such part (section 15.5.17). A response that says that it
+/// depends on the range is, too, whatever its status.
+pub(super) fn is_about_range(parts: &Parts) -> bool {
+    if matches!(parts.status, StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE) {
+        return true;
+    }
+    if parts.headers.contains_key(CONTENT_RANGE) {
+        return true;
+    }
+    let varies_by = vary(&parts.headers).unwrap_or_default();
+    RANGE_TERMS.iter().any(|name| varies_by.contains(name))
 }

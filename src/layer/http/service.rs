@@ -7,11 +7,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http::{
-    HeaderValue, Method, Request, Response, StatusCode,
-    header::{AUTHORIZATION, CACHE_CONTROL, RETRY_AFTER},
-};
+use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body::Body;
 use tokio::{
     sync::oneshot::{self, error::TryRecvError},
@@ -21,15 +17,22 @@ use tower::Service;
 
 use super::{
     CachedResponse, Http, HttpPass, ResponseBody,
-    body::LayerBody,
-    load::{CallResult, OwnAnswer, PendingCall, ServiceCall, StreamedResponse, load},
-    request::{Asked, Question},
+    body::{LayerBody, NotJoined},
+    call::{CallResult, ServiceCall},
+    load::{OwnAnswer, PendingCall, load},
+    marks::MarkedAs,
+    question::Question,
+    request::Asked,
     status::{Forward, ttl},
+    streamed::StreamedResponse,
     unavailable::concerns_all,
     variants::{MARK, Marker, Place},
 };
 use crate::{
-    cache::{Alone, FlightResult, Head, Loaded, OnFull, Sharing, Source},
+    cache::{
+        Loaded, Source,
+        shared_load::{Alone, FlightResult, Head, Sharing},
+    },
     error::{BoxError, Error, ErrorKind},
     layer::{Bellwether, ResponseFuture, future::ShareEnd},
     sync::lock,
@@ -99,30 +102,59 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a request still tries to share a response.
 #[derive(Default)]
 struct Tries {
-    /// The flights that had nothing for it.
+    /// The flights that had nothing for the request.
     flights: u8,
-    /// When it goes alone. Set by the first answer that was for another caller alone.
+    /// When the request goes alone. Set by the first answer that was for another caller alone.
     until: Option<Instant>,
-    /// A body broke off before it could read it. It waits for the end of the next load, so that a
-    /// stale response may stand in.
+    /// A body broke off before the caller could read it. The caller waits for the end of the next
+    /// load, so that a stale response may stand in.
     waits_for_end: bool,
 }
 
-/// How a flight ended for one caller: with its answer, or with its call and what follows.
-type Settled<C> = Result<CallResult<<C as ServiceCall>::Error>, (C, Next)>;
+impl Tries {
+    /// Notes a flight that had nothing for the request. Returns whether the request joins one more.
+    fn go_on_after(&mut self, missed: Missed) -> bool {
+        if self.flights >= MOST_FLIGHTS {
+            return false;
+        }
+        self.flights += 1;
+        if missed != Missed::TooLate {
+            self.until.get_or_insert_with(|| Instant::now() + PATIENCE);
+        }
+        if missed == Missed::Broken {
+            self.waits_for_end = true;
+        }
+        true
+    }
+}
+
+/// How a flight ended for one caller.
+enum Settled<C: ServiceCall> {
+    /// The caller has its answer.
+    Answered(CallResult<C::Error>),
+    /// The caller still has its call, and takes the next step.
+    Unanswered(C, Next),
+}
 
 /// The next step of a caller for which a flight has no answer.
 enum Next {
-    /// It asks for the response below this marker.
+    /// The caller asks for the response below this marker.
     Below(Marker),
-    /// It may share the response of the next flight: this one came too late.
-    Rejoin,
-    /// The same: the answer of this one was for another caller.
-    Foreign,
-    /// The same: the body of this one broke off.
-    Broken,
-    /// It goes on alone.
+    /// The caller may share the response of the next flight.
+    Rejoin(Missed),
+    /// The caller goes on alone.
     Alone(Forward),
+}
+
+/// Why a flight had nothing for a caller that may share the response of the next one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missed {
+    /// The response came too late: it was no longer fresh when the caller came.
+    TooLate,
+    /// The answer was for another caller alone.
+    Foreign,
+    /// The body broke off.
+    Broken,
 }
 
 /// What became of a request that takes part.
@@ -133,34 +165,31 @@ enum ShareOutcome<C: ServiceCall> {
     Passes { asked: Asked, call: C, why: Forward },
 }
 
-/// Answers a request with the shared response, or with the caller's own if it has led.
+/// Answers a request with the shared response, or with the caller's own if the caller has led.
 async fn share<C: ServiceCall>(mut asked: Asked, mut call: C) -> ShareOutcome<C> {
     let mut tries = Tries::default();
     loop {
-        let (own, next) = match asked.fly(call, &tries).await {
-            Ok(answer) => return ShareOutcome::Answered(answer),
-            Err(unanswered) => unanswered,
+        let next = match asked.fly(call, &tries).await {
+            Settled::Answered(answer) => return ShareOutcome::Answered(answer),
+            Settled::Unanswered(own, next) => {
+                call = own;
+                next
+            }
         };
-        call = own;
-        let why = match next {
+        match next {
             Next::Below(marker) => {
                 asked.place = asked.place.below(&marker, &asked.question.head.headers);
-                continue;
             }
-            Next::Rejoin | Next::Foreign | Next::Broken if tries.flights < MOST_FLIGHTS => {
-                tries.flights += 1;
-                if let Next::Foreign | Next::Broken = next {
-                    tries.until.get_or_insert_with(|| Instant::now() + PATIENCE);
+            Next::Rejoin(missed) => {
+                if !tries.go_on_after(missed) {
+                    let why = Forward::Uncacheable(None);
+                    return ShareOutcome::Passes { asked, call, why };
                 }
-                tries.waits_for_end |= matches!(next, Next::Broken);
                 // A load that has failed without a lease is in the way for a moment more.
                 tokio::task::yield_now().await;
-                continue;
             }
-            Next::Rejoin | Next::Foreign | Next::Broken => Forward::Uncacheable(None),
-            Next::Alone(why) => why,
-        };
-        return ShareOutcome::Passes { asked, call, why };
+            Next::Alone(why) => return ShareOutcome::Passes { asked, call, why },
+        }
     }
 }
 
@@ -170,50 +199,56 @@ impl Asked {
     async fn fly<C: ServiceCall>(&self, call: C, tries: &Tries) -> Settled<C> {
         let Self { http, place, question } = self;
         let settings = &http.0;
-        let mark = settings.marks.on_uncacheable(&place.lasting, question.is_authorized);
-        let Some(on_uncacheable) = mark else {
-            return Err((call, Next::Alone(Forward::Uncacheable(None))));
-        };
-        if place.parts.is_some() {
-            return Err((call, Next::Below(Box::pin(http.generation(place)).await)));
+        let marked = settings.marks.of_request(&place.lasting, question.is_authorized);
+        if let MarkedAs::Alone = marked {
+            return Settled::Unanswered(call, Next::Alone(Forward::Uncacheable(None)));
         }
-        let on_full = if settings.refuses_overload { OnFull::Refuse } else { OnFull::Pass };
-        let sharing = Sharing {
-            on_uncacheable,
-            on_full,
-            waits_once: settings.policy.coalesces,
-            takes_heads: !tries.waits_for_end,
-            rest_limit: settings.body_limit,
-            is_local: place.is_local,
-            fails_alone: true,
-            is_uncounted: false,
-        };
-        let cached = settings.cache.request(place.key.clone()).sharing(sharing, settings.max_stale);
+        if place.parts.is_some() {
+            let marker = Box::pin(http.generation(place)).await;
+            return Settled::Unanswered(call, Next::Below(marker));
+        }
+        let request = settings.cache.request(place.key.clone());
+        let request = request.sharing(self.sharing(&marked, tries), settings.max_stale);
         let call = Arc::new(Mutex::new(Some(call)));
+        let pending = call.clone();
+        let asked = self.clone();
         let (led, own) = oneshot::channel();
-        let (pending, asked) = (call.clone(), self.clone());
-        let flight = cached.fly(move |lead| load(asked, pending, led, lead));
+        let flight = request.fly(move |lead| load(asked, pending, led, lead));
         let ended = match tries.until {
             None => flight.await,
             // In a box, so that the future of a hit stays small.
             Some(until) => match Box::pin(fly_until(until, &call, flight)).await {
                 Flown::Ended(ended) => ended,
                 Flown::TimeUp(call) => {
-                    return Err((call, Next::Alone(Forward::Uncacheable(None))));
+                    return Settled::Unanswered(call, Next::Alone(Forward::Uncacheable(None)));
                 }
             },
         };
         match ended {
             // The call is left alone then. It may belong to a refresh that has begun, and a stale
             // response stands in for the answer of an origin that fails.
-            Ok(FlightResult::Loaded(loaded))
-                if loaded.value.head.status != MARK
-                    && (loaded.value.late == 0 || is_in_time(&loaded, question.since)) =>
-            {
-                Ok(Ok(question.answer(http.replay(place, loaded))))
+            Ok(FlightResult::Loaded(loaded)) if is_response_in_time(&loaded, question.since) => {
+                Settled::Answered(Ok(question.answer(http.replay(place, loaded))))
             }
             // In a box, so that the future of a hit stays small.
             ended => Box::pin(self.settle(&call, own, ended)).await,
+        }
+    }
+
+    /// Returns how the callers of the place share its load.
+    fn sharing(&self, marked: &MarkedAs, tries: &Tries) -> Sharing {
+        let settings = &self.http.0;
+        Sharing {
+            passes_uncacheable: true,
+            claims_uncacheable: matches!(marked, MarkedAs::Shareable),
+            never_queues: true,
+            passes_full: !settings.refuses_overload,
+            waits_once: settings.policy.coalesces,
+            takes_heads: !tries.waits_for_end,
+            rest_limit: settings.body_limit,
+            is_local: self.place.is_local,
+            fails_alone: true,
+            is_uncounted: false,
         }
     }
 
@@ -221,70 +256,107 @@ impl Asked {
     async fn settle<C: ServiceCall>(
         &self,
         call: &PendingCall<C>,
-        mut own: oneshot::Receiver<OwnAnswer<C::Error>>,
-        ended: Result<FlightResult<CachedResponse>, Error>,
+        own: oneshot::Receiver<OwnAnswer<C::Error>>,
+        ended: FlightOutcome,
     ) -> Settled<C> {
-        let (http, question) = (&self.http, &self.question);
-        let answer = own.try_recv();
-        let call = lock(call).take();
-        let (ended, call) = match (ended, call) {
-            (Ok(ended), Some(call)) => (ended, call),
-            (Err(error), Some(call)) if !concerns_all(&error) => return Err((call, Next::Foreign)),
-            (Err(error), _) if answer.is_err() => return Ok(Ok(http.failed(question, &error))),
-            // The caller has led. Its answer is there, or the flight goes on without the caller.
-            _ => {
-                let answer = match answer {
-                    Err(TryRecvError::Empty) => own.await.ok(),
-                    answer => answer.ok(),
-                };
-                let words = "the task that ran the request was cancelled";
-                return Ok(match answer {
-                    Some(answer) => http.own(question, answer),
-                    None => Ok(http.failed(question, &Error::new(ErrorKind::Cancelled, words))),
-                });
+        let unmade = lock(call).take();
+        let Some(call) = unmade else {
+            return Settled::Answered(self.answer_to_leader(own, ended).await);
+        };
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(error) if concerns_all(&error) => {
+                return Settled::Answered(Ok(self.http.failed(&self.question, &error)));
             }
+            Err(_) => return Settled::Unanswered(call, Next::Rejoin(Missed::Foreign)),
         };
         let next = match ended {
             FlightResult::Loaded(loaded) => match Marker::of(&loaded.value) {
                 Some(marker) => Next::Below(marker),
-                // It was no longer fresh when the caller came. The next load begins after that.
-                None => Next::Rejoin,
+                // The next load begins after the caller came.
+                None => Next::Rejoin(Missed::TooLate),
             },
             FlightResult::Head(head, source) => match self.follow(&head, source) {
-                Ok(response) => return Ok(Ok(response)),
-                Err(next) => next,
+                Followed::Response(response) => return Settled::Answered(Ok(response)),
+                Followed::Nothing(next) => next,
             },
-            // A part that cannot be cut from what another caller has is asked for.
-            FlightResult::Alone(Alone::Reserved)
-                if !question.is_authorized && !question.wants_part() =>
-            {
-                Next::Foreign
-            }
             FlightResult::Alone(Alone::Full) => Next::Alone(Forward::Full),
-            FlightResult::Alone(_) => Next::Alone(Forward::Uncacheable(None)),
+            FlightResult::Alone(Alone::Uncacheable) => Next::Alone(Forward::Uncacheable(None)),
+            FlightResult::Alone(Alone::Reserved) => self.after_reserved(),
         };
-        Err((call, next))
+        Settled::Unanswered(call, next)
     }
 
-    /// Lets a caller read the response of another one, while it arrives.
-    fn follow(&self, head: &Head, source: Source) -> Result<Response<LayerBody>, Next> {
-        let alone = Next::Alone(Forward::Uncacheable(None));
-        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else { return Err(alone) };
-        let variant = streamed.variant.as_ref();
-        if let Some(marker) =
-            variant.and_then(|it| it.misses(&self.place, &self.question.head.headers))
-        {
-            return Err(Next::Below(marker.clone()));
+    /// Returns the answer to a caller whose call was made. The answer is there, or the flight goes
+    /// on without the caller.
+    async fn answer_to_leader<E>(
+        &self,
+        mut own: oneshot::Receiver<OwnAnswer<E>>,
+        ended: FlightOutcome,
+    ) -> CallResult<E> {
+        let answer = match own.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Empty) if ended.is_ok() => own.await.ok(),
+            Err(_) => None,
+        };
+        if let Some(answer) = answer {
+            return self.http.own(&self.question, answer);
         }
-        let response = streamed.response(false).map_err(|broken| match broken {
-            Some(_) => Next::Broken,
-            None => alone,
-        })?;
+        let error = match ended {
+            Err(error) => error,
+            Ok(_) => {
+                let words = "the task that ran the request was cancelled";
+                Error::new(ErrorKind::Cancelled, words)
+            }
+        };
+        Ok(self.http.failed(&self.question, &error))
+    }
+
+    /// Returns the next step after a response that depended on the request of another caller.
+    fn after_reserved(&self) -> Next {
+        // The response to these requests may depend on them, too.
+        if self.question.is_authorized || self.question.wants_part() {
+            return Next::Alone(Forward::Uncacheable(None));
+        }
+        Next::Rejoin(Missed::Foreign)
+    }
+
+    /// Lets a caller read the response of another one, while the response arrives.
+    fn follow(&self, head: &Head, source: Source) -> Followed {
+        let alone = Next::Alone(Forward::Uncacheable(None));
+        let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
+            return Followed::Nothing(alone);
+        };
+        if let Some(variant) = &streamed.variant
+            && let Some(marker) = variant.misses(&self.place, &self.question.head.headers)
+        {
+            return Followed::Nothing(Next::Below(marker.clone()));
+        }
+        let response = match streamed.response(false) {
+            Ok(response) => response,
+            Err(NotJoined::Broken) => return Followed::Nothing(Next::Rejoin(Missed::Broken)),
+            Err(NotJoined::TooLate) => return Followed::Nothing(alone),
+        };
         self.http.count_served(source, &streamed.forward);
         let source = Some(Source::Followed);
         let response = self.http.explained(response, &streamed.forward, source, None);
-        Ok(self.question.answer(response))
+        Followed::Response(self.question.answer(response))
     }
+}
+
+/// What a caller finds at the head of the response to another one.
+enum Followed {
+    Response(Response<LayerBody>),
+    Nothing(Next),
+}
+
+/// The end of a flight, as each of its callers gets it.
+type FlightOutcome = Result<FlightResult<CachedResponse>, Error>;
+
+/// Returns whether a value is a response, and no marker, and in time for a caller that came then.
+fn is_response_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
+    let is_marker = loaded.value.head.status == MARK;
+    !is_marker && (loaded.value.late == 0 || is_in_time(loaded, since))
 }
 
 /// Returns whether a response is stored or remembered, or was fresh when a caller came that has
@@ -299,7 +371,7 @@ fn is_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
 
 /// The end of a flight for a caller with a limit.
 enum Flown<C> {
-    Ended(Result<FlightResult<CachedResponse>, Error>),
+    Ended(FlightOutcome),
     /// The caller has left the flight with its call.
     TimeUp(C),
 }
@@ -308,7 +380,7 @@ enum Flown<C> {
 async fn fly_until<C: ServiceCall>(
     until: Instant,
     call: &PendingCall<C>,
-    flight: impl Future<Output = Result<FlightResult<CachedResponse>, Error>>,
+    flight: impl Future<Output = FlightOutcome>,
 ) -> Flown<C> {
     let mut flight = pin!(flight);
     tokio::select! {
@@ -332,7 +404,7 @@ impl Http {
                 Ok(question.answer(response))
             }
             Err(error) => {
-                self.0.cache.core.counters.failed.add();
+                self.count_failed();
                 Err(error)
             }
         }
@@ -340,8 +412,9 @@ impl Http {
 
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<LayerBody> {
-        let (source, kept) = (loaded.source(), loaded.age().unwrap_or_default());
+        let source = loaded.source();
         self.count_served(source, &place.miss);
+        let kept = loaded.age().unwrap_or_default();
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };
         let CachedResponse { head, body, age, .. } = loaded.value;
         let age = age.saturating_add(kept.as_secs());
@@ -351,37 +424,14 @@ impl Http {
 
     /// Returns the answer to a caller whose load failed. A `HEAD` has no body.
     fn failed(&self, question: &Question, error: &Error) -> Response<LayerBody> {
-        self.0.cache.core.counters.failed.add();
+        self.count_failed();
         let mut response = (self.0.on_error)(error).map(LayerBody::Whole);
         if question.head.method == Method::HEAD {
             *response.body_mut() = LayerBody::default();
         }
-        match error.retry_after() {
-            Some(_) => self.explained(response, &Forward::BackingOff, None, None),
-            None => response,
+        if error.retry_after().is_some() {
+            return self.explained(response, &Forward::BackingOff, None, None);
         }
+        response
     }
-}
-
-/// The default response to callers whose load failed.
-pub(super) fn error_response(error: &Error) -> Response<Bytes> {
-    let status = match error.kind() {
-        ErrorKind::LoadTimeout => StatusCode::GATEWAY_TIMEOUT,
-        ErrorKind::BackingOff
-        | ErrorKind::Overloaded
-        | ErrorKind::Cancelled
-        | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
-        ErrorKind::Load if error.retry_after().is_some() => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::BAD_GATEWAY,
-    };
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    if let Some(wait) = error.retry_after() {
-        // No client is to come too early.
-        let begun = u64::from(wait.subsec_nanos() > 0);
-        headers.insert(RETRY_AFTER, wait.as_secs().saturating_add(begun).into());
-    }
-    response
 }

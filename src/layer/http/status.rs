@@ -13,7 +13,7 @@ use crate::cache::{Loaded, Source};
 /// Why a request is sent to the inner service, or is answered without the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Forward {
-    /// Nothing is stored under its key.
+    /// Nothing is stored under the key of the request.
     Miss,
     /// The resource is known, and the variant that it selects is not stored.
     VaryMiss,
@@ -21,19 +21,19 @@ pub(super) enum Forward {
     Stale,
     /// The layer is switched off.
     Switched,
-    /// Its method is neither `GET` nor `HEAD`.
+    /// The method is neither `GET` nor `HEAD`.
     Method,
-    /// It has a body.
+    /// The request has a body.
     Body,
-    /// It has this header.
+    /// The request has this header.
     Header(HeaderName),
-    /// It has no key: its host is not clear, or a part of the key excludes it.
+    /// There is no key: the host is not clear, or a part of the key excludes the request.
     Key,
-    /// The answers of its key belong to their callers. This one does so for the reason.
+    /// The answers of the key belong to their callers. This answer does so for the reason.
     Uncacheable(Option<&'static str>),
     /// Too many loads are under way.
     Full,
-    /// Loads of its key have failed, so the service is left alone for now.
+    /// Loads of the key have failed, so the service is left alone for now.
     BackingOff,
 }
 
@@ -61,11 +61,15 @@ impl Display for Forward {
 
 /// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
 pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
-    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-    match loaded.lateness() {
-        Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
-        None => loaded.expires_in().map(seconds),
+    if let Some(late) = loaded.lateness() {
+        let begun_second = late.saturating_add(Duration::from_nanos(999_999_999));
+        return Some(-whole_seconds(begun_second));
     }
+    Some(whole_seconds(loaded.expires_in()?))
+}
+
+fn whole_seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// Returns the parameters for a response from this source, or for one to its caller alone. It is
@@ -83,18 +87,6 @@ fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> St
 }
 
 impl Http {
-    /// Counts a caller that was served from this source, and why no stored response did for it.
-    pub(super) fn count_served(&self, source: Source, forward: &Forward) {
-        let counters = &self.0.cache.core.counters;
-        counters.served(source);
-        match (source, forward) {
-            (Source::Hit | Source::Local | Source::Stale, _) => {}
-            (_, Forward::VaryMiss) => counters.missed_variant.add(),
-            (_, Forward::Stale) => counters.missed_stale.add(),
-            _ => {}
-        }
-    }
-
     /// Adds the header, if that was asked for. A response to its caller alone has no source.
     pub(super) fn explained<B>(
         &self,

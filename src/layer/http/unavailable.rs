@@ -14,15 +14,17 @@ use http::{
     header::{DATE, RETRY_AFTER},
     response::Parts,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
-    CachedResponse,
+    CachedResponse, InnerServiceError,
     fields::{date, seconds, sole},
     request::Asked,
 };
 use crate::{
-    cache::{AfterFailure, Alone, Lead, Produced},
+    cache::{
+        AfterFailure, Lead,
+        shared_load::{Alone, Produced},
+    },
     error::{BoxError, Chain, Error, ErrorKind},
 };
 
@@ -44,16 +46,16 @@ pub(super) fn failing(
     if speaks_of_resource(status) {
         // The next response may be one to share, so nothing is remembered.
         lead.do_not_store();
-        return Ok(Produced::Alone(Alone::Uncacheable));
+        return Ok(Produced::alone(Alone::Uncacheable));
     }
     let retry_after = retry_after(&parts.headers);
-    let failure = InnerServiceError { status: status.as_u16(), retry_after };
+    let failure = InnerServiceError::new(status, retry_after);
     let error = Error::with_source(ErrorKind::Load, "the inner service failed", failure);
     // A rule of the cache cannot know that a failure is of one user.
     let is_for_all = status.is_server_error() && !asked.question.is_authorized;
-    let rule = if is_for_all { asked.http.0.cache.core.backs_off_after(&error) } else { None };
+    let rule = if is_for_all { asked.http.0.cache.backs_off_after(&error) } else { None };
     if rule.is_none() && !is_failure(status) {
-        return Ok(Produced::Alone(Alone::Reserved));
+        return Ok(Produced::alone(Alone::Reserved));
     }
     lead.after_failure(match (rule, retry_after) {
         (None, _) => AfterFailure::LoadAgain,
@@ -76,6 +78,11 @@ pub(super) fn speaks_of_resource(status: StatusCode) -> bool {
     is_about_resource || status.is_success() || (status.is_redirection() && !is_not_modified)
 }
 
+/// Returns whether a status says that the inner service failed.
+pub(super) fn is_failure(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 500 | 502 | 503 | 504)
+}
+
 /// Returns whether a load that ended with this error decides for all of its callers. The answer to
 /// one caller does so only if a rule of the cache lets the key back off after it.
 pub(super) fn concerns_all(error: &Error) -> bool {
@@ -84,8 +91,8 @@ pub(super) fn concerns_all(error: &Error) -> bool {
     !is_of_caller || error.retry_after().is_some()
 }
 
-/// Returns an error of the inner service as text, for callers that it was not returned to. Only its
-/// caller has the error itself, whose type promises nothing.
+/// Returns an error of the inner service as text, for callers that did not receive it. Only the
+/// caller whose request ran has the error itself, whose type promises nothing.
 pub(super) fn described<E: 'static>(error: &E) -> BoxError {
     let error: &dyn Any = error;
     if let Some(error) = error.downcast_ref::<BoxError>() {
@@ -97,64 +104,13 @@ pub(super) fn described<E: 'static>(error: &E) -> BoxError {
     format!("an error of the type {}", type_name::<E>()).into()
 }
 
-/// Returns the time of a `Retry-After`. A date counts from the `Date` of the response, because the
-/// clock of this process may be wrong.
+/// Returns the time of a `Retry-After` (RFC 9110, section 10.2.3), unless it is zero.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let in_seconds = seconds(sole(headers, RETRY_AFTER)?.to_str().ok()?).map(Duration::from_secs);
-    let until = || date(headers, RETRY_AFTER)?.duration_since(date(headers, DATE)?).ok();
-    let time = in_seconds.or_else(until)?;
-    (!time.is_zero()).then_some(time)
-}
-
-/// The error of a load to which the inner service answered with a failure.
-///
-/// [`load_ref`](crate::Error::load_ref) returns it in every process, because the cache of
-/// [`http_cache`](crate::http_cache) has an [error codec](crate::cache::Builder::error_codec) for
-/// it. It has nothing but the status and the `Retry-After`, because the response may be for one
-/// user only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-#[error("the inner service answered {}", self.status())]
-pub struct InnerServiceError {
-    status: u16,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    retry_after: Option<Duration>,
-}
-
-impl InnerServiceError {
-    /// Returns the status of the response, which is a `5xx`.
-    pub fn status(&self) -> StatusCode {
-        // Another process may have written anything.
-        let status = StatusCode::from_u16(self.status).ok().filter(StatusCode::is_server_error);
-        status.unwrap_or(StatusCode::BAD_GATEWAY)
-    }
-
-    /// Returns the time in the `Retry-After` of the response, if it has a valid one. A date counts
-    /// from the `Date` of the response.
-    ///
-    /// Nothing follows from it unless [`after_failure`](crate::cache::Builder::after_failure) of
-    /// the cache returns an [`AfterFailure::RetryAfter`] of it. Bound the time there: it is what
-    /// one response says. With [`AfterFailure::BackOff`], the `Retry-After` of a `503` sets the
-    /// time, up to a minute.
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
-    }
-}
-
-/// Returns whether a status says that the inner service failed.
-pub(super) fn is_failure(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 500 | 502 | 503 | 504)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_status_of_a_failure_is_told() {
-        for (status, told) in [(500, 500), (502, 502), (503, 503), (504, 504), (200, 502), (1, 502)]
-        {
-            let error = InnerServiceError { status, retry_after: None };
-            assert_eq!(error.status().as_u16(), told);
-        }
-    }
+    let text = sole(headers, RETRY_AFTER)?.to_str().ok()?;
+    let time = match seconds(text) {
+        Some(seconds) => Duration::from_secs(seconds),
+        // A date counts from the `Date` of the response: the clock of this process may be wrong.
+        None => date(headers, RETRY_AFTER)?.duration_since(date(headers, DATE)?).ok()?,
+    };
+    if time.is_zero() { None } else { Some(time) }
 }

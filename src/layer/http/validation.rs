@@ -11,7 +11,10 @@ use http::{
     },
 };
 
-use super::{CachedResponse, conditions::opaque, fields::strip};
+use super::{
+    CachedResponse,
+    fields::{opaque, strip},
+};
 
 /// Fields by which the service can validate a `200`.
 pub(super) const VALIDATORS: [HeaderName; 2] = [ETAG, LAST_MODIFIED];
@@ -28,10 +31,12 @@ const OF_BYTES: [HeaderName; 5] = [
 /// Adds the validators of the stale response to a request for the whole response. Returns whether
 /// it has any.
 pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) -> bool {
+    if stale.status() != StatusCode::OK {
+        return false;
+    }
     let mut is_conditional = false;
-    for (validator, condition) in VALIDATORS.into_iter().zip([IF_NONE_MATCH, IF_MODIFIED_SINCE]) {
-        let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
-        if let Some(value) = value {
+    for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
+        if let Some(value) = stale.headers().get(validator) {
             request.insert(condition, value.clone());
             is_conditional = true;
         }
@@ -51,9 +56,8 @@ pub(super) enum Validated {
 
 /// Returns what the headers of a `304` make of the stale response.
 pub(super) fn validated(stale: &CachedResponse, newer: &HeaderMap) -> Validated {
-    let [new, old] =
-        [newer, stale.headers()].map(|headers| headers.get(ETAG).map(|tag| opaque(tag.as_bytes())));
-    if new.is_none() || new == old {
+    let new = tag_of(newer);
+    if new.is_none() || new == tag_of(stale.headers()) {
         return Validated::Renewed(updated(stale, newer.clone()));
     }
     let mut newer = newer.clone();
@@ -63,8 +67,12 @@ pub(super) fn validated(stale: &CachedResponse, newer: &HeaderMap) -> Validated 
     Validated::Confirmed(updated(stale, newer))
 }
 
-/// Returns the stale response with newer headers (RFC 9111, section 3.2). Those about its bytes
-/// stay.
+fn tag_of(headers: &HeaderMap) -> Option<&[u8]> {
+    Some(opaque(headers.get(ETAG)?.as_bytes()))
+}
+
+/// Returns the stale response with newer headers (RFC 9111, section 3.2). The headers
+/// about its bytes stay.
 fn updated(stale: &CachedResponse, mut newer: HeaderMap) -> Response<Bytes> {
     strip(&mut newer);
     for name in OF_BYTES {

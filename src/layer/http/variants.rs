@@ -27,12 +27,14 @@ use sha2::{Digest, Sha256};
 use tracing::debug;
 
 use super::{
-    CachedResponse, Http, cached::ResponseHead, conditions::TERMS, fields::vary, key::hex,
+    CachedResponse, Http, cached::ResponseHead, fields::vary, key::hex, question::TERMS,
     status::Forward,
 };
 use crate::{
-    backend::Windows,
-    cache::{Alone, FlightResult, Lead, Loaded, OnFull, Produced, Sharing},
+    cache::{
+        Lead, Loaded,
+        shared_load::{Alone, FlightResult, Produced, Sharing, Windows},
+    },
     key::Key,
     random,
 };
@@ -67,7 +69,10 @@ impl Marker {
 
     /// Returns the marker that an entry is, or `None` if the entry is a response.
     pub(super) fn of(entry: &CachedResponse) -> Option<Self> {
-        let headers = Some(entry.headers()).filter(|_| entry.status() == MARK)?;
+        if entry.status() != MARK {
+            return None;
+        }
+        let headers = entry.headers();
         let generation = headers.get(ETAG)?.to_str().ok()?.to_owned();
         Some(Self { generation, names: vary(headers)? })
     }
@@ -104,10 +109,19 @@ pub(super) struct Place {
 impl Place {
     /// Returns the place of a resource, and what the layer adds to its key.
     pub(super) fn new(key: Key, parts: Option<String>) -> Self {
-        let lasting =
-            parts.as_ref().map_or_else(|| key.clone(), |parts| format!("{key}{parts}").into());
-        let (names, miss) = (Vec::new(), Forward::Miss);
-        Self { key, parts, lasting, is_local: false, depth: 0, names, miss }
+        let lasting = match &parts {
+            Some(parts) => format!("{key}{parts}").into(),
+            None => key.clone(),
+        };
+        Self {
+            key,
+            parts,
+            lasting,
+            is_local: false,
+            depth: 0,
+            names: Vec::new(),
+            miss: Forward::Miss,
+        }
     }
 
     /// Returns the place below a marker that a request selects.
@@ -115,35 +129,47 @@ impl Place {
     /// Its key contains a digest of the headers and the parts, because they may be secret. No other
     /// key starts with `VARY`.
     pub(super) fn below(&self, marker: &Marker, request: &HeaderMap) -> Self {
-        let mut digest = Sha256::new();
-        let mut field = |bytes: &[u8]| {
-            digest.update((bytes.len() as u64).to_be_bytes());
-            digest.update(bytes);
-        };
-        field(self.key.text.as_bytes());
-        self.parts.iter().for_each(|parts| field(parts.as_bytes()));
-        // The service never sees a term, so that no response depends on it.
-        for name in marker.names.iter().filter(|name| !TERMS.contains(name)) {
-            let lines = || request.get_all(name).iter().map(HeaderValue::as_bytes);
-            match lines().count() as u64 {
-                1.. if *name == ACCEPT_ENCODING => field(&encodings(lines())),
-                count => {
-                    field(&count.to_be_bytes());
-                    lines().for_each(&mut field);
-                }
-            }
-        }
-        let key = Key::from(format!("VARY {} {}", marker.generation, hex(digest.finalize())));
-        let lasting = if marker.names.is_empty() { &self.lasting } else { &key }.clone();
+        let digest = hex(self.digest(marker, request));
+        let key = Key::from(format!("VARY {} {digest}", marker.generation));
+        let selects = !marker.names.is_empty();
+        let mut names = self.names.clone();
+        names.extend_from_slice(&marker.names);
         Self {
+            lasting: if selects { key.clone() } else { self.lasting.clone() },
             key,
             parts: None,
-            lasting,
             is_local: self.is_local || marker.generation.starts_with(LOCAL),
             depth: self.depth.saturating_add(1),
-            names: self.names.iter().chain(&marker.names).cloned().collect(),
-            miss: if marker.names.is_empty() { Forward::Miss } else { Forward::VaryMiss },
+            names,
+            miss: if selects { Forward::VaryMiss } else { Forward::Miss },
         }
+    }
+
+    /// Returns the digest of what selects a place below a marker: the key above, the parts, and the
+    /// lines of the headers.
+    fn digest(&self, marker: &Marker, request: &HeaderMap) -> impl IntoIterator<Item = u8> {
+        let mut digest = Sha256::new();
+        add_field(&mut digest, self.key.text.as_bytes());
+        if let Some(parts) = &self.parts {
+            add_field(&mut digest, parts.as_bytes());
+        }
+        for name in &marker.names {
+            // The service never sees a term, so that no response depends on it.
+            if TERMS.contains(name) {
+                continue;
+            }
+            let lines: Vec<&[u8]> =
+                request.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            if *name == ACCEPT_ENCODING && !lines.is_empty() {
+                add_field(&mut digest, &encodings(&lines));
+                continue;
+            }
+            add_field(&mut digest, &(lines.len() as u64).to_be_bytes());
+            for line in lines {
+                add_field(&mut digest, line);
+            }
+        }
+        digest.finalize()
     }
 
     /// Returns the variant that a response of this place's flight is. `names` are the names in its
@@ -176,34 +202,49 @@ impl Variant {
     /// Returns the marker, which is of the place above, if a request with these headers selects
     /// another response.
     pub(super) fn misses(&self, above: &Place, request: &HeaderMap) -> Option<&Marker> {
-        (above.below(&self.marker, request).key != self.place.key).then_some(&self.marker)
+        let selected = above.below(&self.marker, request);
+        if selected.key == self.place.key { None } else { Some(&self.marker) }
     }
 }
 
 impl Http {
     /// Returns the marker of a resource with parts.
     pub(super) async fn generation(&self, place: &Place) -> Marker {
-        // It is of this process alone, until the process invalidates a resource.
+        // The generation is of this process alone, until the process invalidates a resource.
         let generation = format!("{LOCAL}{}", self.0.cache.invalidations(&place.key));
         let local = Marker { generation, names: Vec::new() };
-        let (http, without_lease) = (self.clone(), local.clone());
-        // The load of a marker makes no call, so its callers share it as those of any cache do.
-        let sharing = Sharing { on_full: OnFull::Refuse, is_uncounted: true, ..Sharing::default() };
+        let http = self.clone();
+        let without_lease = local.clone();
+        // The load of a marker makes no call, so its callers share it as the callers of a loader.
+        let sharing = Sharing { never_queues: true, is_uncounted: true, ..Sharing::default() };
         let request = self.0.cache.request(place.key.clone()).sharing(sharing, Duration::MAX);
         let flown = request.fly(move |lead| async move {
-            let stale = lead.stale();
-            let renewed = stale.and_then(|stale| http.renewed_marker(&lead, &stale));
-            let marker = renewed.or_else(|| match lead.fence() {
-                Some(_) => Marker::new(Vec::new()).entry(),
-                None => without_lease.entry(),
-            });
-            http.keep_marker(&lead);
-            Ok(marker.map_or(Produced::Alone(Alone::Uncacheable), Produced::Value))
+            let marker = http.marker_entry(&lead, &without_lease);
+            Ok(marker.map_or(Produced::alone(Alone::Uncacheable), Produced::value))
         });
         match flown.await {
             Ok(FlightResult::Loaded(loaded)) => Marker::of(&loaded.value).unwrap_or(local),
             Ok(_) | Err(_) => local,
         }
+    }
+
+    /// Returns the marker that a load of a resource with parts makes, as an entry.
+    fn marker_entry(
+        &self,
+        lead: &Lead<CachedResponse>,
+        without_lease: &Marker,
+    ) -> Option<CachedResponse> {
+        if let Some(stale) = lead.stale()
+            && let Some(renewed) = self.renewed_marker(lead, &stale)
+        {
+            return Some(renewed);
+        }
+        self.keep_marker(lead);
+        // Without a lease, the marker is not stored.
+        if lead.fence().is_none() {
+            return without_lease.entry();
+        }
+        Marker::new(Vec::new()).entry()
     }
 
     /// Stores a response below a new marker. Returns what the flight of the place above lands with:
@@ -218,7 +259,7 @@ impl Http {
         lead: &Lead<CachedResponse>,
     ) -> Produced<CachedResponse> {
         let Variant { marker, place } = variant;
-        let Some(entry) = marker.entry() else { return Produced::Alone(Alone::Uncacheable) };
+        let Some(entry) = marker.entry() else { return Produced::alone(Alone::Uncacheable) };
         // The marker is of all responses below it, and each may be of other groups.
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
@@ -229,7 +270,7 @@ impl Http {
             }
         }
         self.keep_marker(lead);
-        Produced::Value(entry)
+        Produced::value(entry)
     }
 
     /// Renews a marker that is refreshed early, without a call of the service.
@@ -246,23 +287,30 @@ impl Http {
     /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
     /// for an outage, because it has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
-        let kept =
-            self.0.cache.core.settings.options.windows.fresh.saturating_add(self.0.max_stale);
+        let kept = self.0.terms.windows.fresh.saturating_add(self.0.max_stale);
         lead.keep(Windows::fresh(MARKER_LIFE.max(kept)).error(Duration::from_secs(1)));
     }
 }
 
+/// Adds a field to a digest, behind its length, so that no two lists of fields look the same.
+fn add_field(digest: &mut Sha256, bytes: &[u8]) {
+    digest.update((bytes.len() as u64).to_be_bytes());
+    digest.update(bytes);
+}
+
 /// Normalises `Accept-Encoding`: case, spaces, empty elements, and the order of codings that are
 /// equally welcome. Two requests of one form accept the same codings, with the same preferences.
-fn encodings<'a>(lines: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
-    let mut codings: Vec<Vec<u8>> = lines
-        .flat_map(|line| line.split(|byte| *byte == b','))
-        .map(|coding| {
-            let bytes = coding.iter().filter(|byte| !matches!(byte, b' ' | b'\t'));
-            bytes.map(u8::to_ascii_lowercase).collect()
-        })
-        .filter(|coding: &Vec<u8>| !coding.is_empty())
-        .collect();
+fn encodings(lines: &[&[u8]]) -> Vec<u8> {
+    let mut codings: Vec<Vec<u8>> = Vec::new();
+    for line in lines {
+        for coding in line.split(|byte| *byte == b',') {
+            let mut coding = coding.to_ascii_lowercase();
+            coding.retain(|byte| !matches!(byte, b' ' | b'\t'));
+            if !coding.is_empty() {
+                codings.push(coding);
+            }
+        }
+    }
     codings.sort_unstable();
     codings.dedup();
     codings.join(&b","[..])
