@@ -1,5 +1,6 @@
 //! `BellwetherLayer::http`: shared answers, unshared answers, and the responses of all callers.
 
+mod attackers;
 mod backlog;
 mod bodies;
 mod coalesce;
