@@ -14,6 +14,10 @@ use crate::sim::MapHasher;
 /// keys that collide. That of a simulation has no seed.
 pub(crate) type Hasher = MapHasher;
 
+/// The maps and sets whose order can be seen from outside, such as in the order of commands.
+pub(crate) type HashMap<K, V> = std::collections::HashMap<K, V, Hasher>;
+pub(crate) type HashSet<T> = std::collections::HashSet<T, Hasher>;
+
 /// Returns a random number from 0 to below 1.
 pub(crate) fn fraction() -> f64 {
     fastrand::f64()

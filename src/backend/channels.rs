@@ -7,7 +7,7 @@
 //! that was told nothing while its request was under way can sleep.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     fmt, mem,
     sync::{Arc, Mutex, MutexGuard, RwLock, Weak},
 };
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     key::Name,
+    random::{HashMap, HashSet},
     sync::{lock, read, write},
 };
 
@@ -238,7 +239,7 @@ impl Channels {
     /// again, if that is new.
     pub(crate) fn set_confirmed(&self, is_confirmed: bool, which: impl Fn(&str) -> bool) {
         let mut state = self.state();
-        let mut changed = HashSet::new();
+        let mut changed = HashSet::default();
         for (channel, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
             if mem::replace(&mut known.is_confirmed, is_confirmed) != is_confirmed {
                 changed.insert(channel.clone());

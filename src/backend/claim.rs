@@ -1,11 +1,6 @@
 //! Claims, their owners, and the answers about them.
 
-use std::{
-    fmt,
-    str::FromStr,
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use uuid::Uuid;
 
@@ -297,12 +292,13 @@ impl ProcessId {
         #[cfg(bellwether_sim)]
         return crate::sim::process();
         #[cfg(not(bellwether_sim))]
-        *PROCESS
+        {
+            use std::sync::LazyLock;
+            static PROCESS: LazyLock<ProcessId> = LazyLock::new(ProcessId::fresh);
+            *PROCESS
+        }
     }
 }
-
-#[cfg(not(bellwether_sim))]
-static PROCESS: LazyLock<ProcessId> = LazyLock::new(ProcessId::fresh);
 
 impl fmt::Display for ProcessId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,7 +18,6 @@ use futures_util::{
     future::{BoxFuture, join_all},
     stream,
 };
-use hashbrown::HashMap;
 use tokio::{sync::oneshot, time::timeout};
 use tracing::Instrument;
 
@@ -35,6 +34,7 @@ use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge},
     key::Key,
+    random::HashMap,
     sync::lock,
 };
 
@@ -385,7 +385,7 @@ where
     fn take_all(&self, number: u64) -> (Batch<I, V>, Replies<I, V>, Vec<Edge>) {
         let mut ids = Vec::new();
         let mut leads = Vec::new();
-        let mut replies = HashMap::new();
+        let mut replies = HashMap::default();
         let mut edges = Vec::new();
         for WaitingId { id, lead, flight, reply } in std::mem::take(&mut *lock(&self.waiting)) {
             edges.extend(flight.and_then(|flight| flight::nested(flight, number)));

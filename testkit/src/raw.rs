@@ -140,10 +140,11 @@ impl Raw {
         self.channels("SHARDCHANNELS").await
     }
 
-    /// Returns the channels of both kinds.
+    /// Returns the channels of both kinds. A server before version 7 has no shard channels.
     pub async fn all_channels(&mut self) -> Vec<String> {
         let mut channels = self.pubsub_channels().await;
-        channels.extend(self.shard_channels().await);
+        let of_shards = self.try_run::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS"]).await;
+        channels.extend(of_shards.unwrap_or_default());
         channels
     }
 

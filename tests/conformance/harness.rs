@@ -274,6 +274,45 @@ impl Harness for Clustered {
     }
 }
 
+/// The server in memory of the package `sim`, behind the real client.
+#[cfg(bellwether_sim)]
+pub struct Simulated(bellwether_sim::network::World);
+
+#[cfg(bellwether_sim)]
+impl Harness for Simulated {
+    type Backend = RedisBackend;
+
+    async fn start() -> Self {
+        Self(bellwether_sim::network::World::calm())
+    }
+
+    fn backend(&self) -> RedisBackend {
+        testkit::open("redis://p1")
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.0.step_clock(i64::try_from(time.as_micros()).expect("the time is short"));
+    }
+
+    async fn forget_fence(&self, name: &Name) {
+        let is_deleted = self.0.server().delete(&name.suffixed("f"));
+        assert!(is_deleted, "the server had no fence to forget");
+    }
+
+    async fn no_listener_is_left(&self) {
+        let silent = async || self.0.server().channels_of_names().is_empty();
+        assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
+    }
+
+    async fn keys(&self) -> Vec<String> {
+        let all = self.0.server().keys();
+        for (key, expires) in &all {
+            assert!(*expires, "{key} never ends");
+        }
+        all.into_iter().map(|(key, _)| key).collect()
+    }
+}
+
 pub fn name(key: &str) -> Name {
     name_in("conformance", Family::Cache, key)
 }

@@ -5,6 +5,8 @@
 //! is a majority of servers, which [`lacks`] some capabilities. Other suites test the matters of
 //! one backend alone, such as foreign bytes, a full server or a weight limit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+// The package `sim` compiles the rules for its own server alone.
+#![cfg_attr(bellwether_sim, allow(dead_code))]
 
 mod back_off;
 mod commits;
@@ -40,16 +42,24 @@ macro_rules! rules {
         every_backend { $($file:ident: $($rule:ident,)+;)+ }
         $(needs $capability:ident { $($its_file:ident: $($its_rule:ident,)+;)+ })+
     ) => {
+        #[cfg(not(bellwether_sim))]
         tests! { memory, Memory, tokio::test(start_paused = true);
             $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        #[cfg(not(bellwether_sim))]
         tests! { redis, Redis, tokio::test;
             $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        #[cfg(not(bellwether_sim))]
         tests! { cluster, Clustered, tokio::test;
             $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        #[cfg(not(bellwether_sim))]
         tests! { majority_of_memory, OverMemory, tokio::test(start_paused = true);
             $($($file $rule)+)+ $(lacks $capability)+ }
+        #[cfg(not(bellwether_sim))]
         tests! { majority_of_redis, OverRedis, tokio::test;
             $($($file $rule)+)+ $(lacks $capability)+ }
+        #[cfg(bellwether_sim)]
+        tests! { simulated, Simulated, tokio::test(start_paused = true);
+            $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
     };
 }
 

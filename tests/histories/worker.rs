@@ -504,7 +504,7 @@ impl Worker {
     }
 
     /// Acquires a lock, keeps it for a while and releases it.
-    async fn lock(&self, rng: &mut Rng) {
+    pub async fn lock(&self, rng: &mut Rng) {
         let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
         match rng.u8(0..10) {
             0 => return self.latch(rng).await,

@@ -9,10 +9,7 @@
 //! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
 //! channel, for its local tiers. In a cluster, a process has a channel for each name.
 
-use std::{
-    sync::{Arc, LazyLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -113,6 +110,7 @@ fn origin() -> Instant {
     return crate::sim::origin();
     #[cfg(not(bellwether_sim))]
     {
+        use std::sync::LazyLock;
         static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         *ORIGIN
     }

@@ -1,7 +1,6 @@
 //! The notes of deferred writes: one for each name or tag, by the shard that is to repeat it.
 
 use std::{
-    collections::{HashMap, HashSet},
     mem,
     sync::{
         Arc, Mutex,
@@ -15,7 +14,13 @@ use tokio::{
 };
 use tracing::info;
 
-use crate::{backend::TagEnd, error::BackendError, key::Name, sync::lock};
+use crate::{
+    backend::TagEnd,
+    error::BackendError,
+    key::Name,
+    random::{HashMap, HashSet},
+    sync::lock,
+};
 
 /// How many writes a shard notes. Each takes about 200 bytes, and its key.
 pub(super) const MOST_NOTES: usize = if cfg!(test) { 1_000 } else { 100_000 };
@@ -143,8 +148,8 @@ impl Notes {
         let Self { repeated, dropped, since, .. } = *self;
         let away = since.map(|since| since.elapsed()).unwrap_or_default();
         info!(repeated, dropped, ?away, "the deferred writes are repeated");
-        self.by_target = HashMap::new();
-        self.awaited = HashSet::new();
+        self.by_target = HashMap::default();
+        self.awaited = HashSet::default();
     }
 
     /// Takes the notes to repeat next: those that callers wait for, and otherwise any.

@@ -9,7 +9,6 @@
 //! In a cluster, the channels are shard channels (`SSUBSCRIBE`, Redis 7).
 
 use std::{
-    collections::HashSet,
     convert::Infallible,
     io,
     pin::pin,
@@ -28,6 +27,7 @@ use crate::{
     backend::{Change, Handover, redis::keys},
     error::Chain,
     observe::Rarely,
+    random::HashSet,
     sync::lock,
 };
 
@@ -114,7 +114,7 @@ pub(super) async fn keep_subscribed(
     limit: Duration,
     told: &Rarely,
 ) -> Result<Infallible, RedisError> {
-    let (subscribed, refused, events) = (HashSet::new(), HashSet::new(), &pushes.events);
+    let (subscribed, refused, events) = (HashSet::default(), HashSet::default(), &pushes.events);
     let mut subscriptions = Subscriptions { pushes, current, limit, told, subscribed, refused };
     let mut openings = events.all.channels.openings();
     loop {
