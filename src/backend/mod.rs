@@ -45,13 +45,17 @@ use std::{sync::Weak, time::Duration};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 #[cfg(doc)]
 use crate::error::BackendErrorKind;
 use crate::{
     error::BackendError,
     key::{Name, Namespace},
+    time::Pauses,
 };
 
 #[cfg(feature = "redis")]
@@ -257,5 +261,29 @@ pub(crate) async fn answered_by<T>(
     match backend.time_limit() {
         Some(own) if own <= limit => operation.await,
         _ => in_time(limit, operation).await,
+    }
+}
+
+/// The further tries of an operation that may be sent twice. After an unknown outcome, perhaps only
+/// the answer was lost.
+pub(crate) struct FurtherTries {
+    left: u32,
+    pauses: Pauses,
+}
+
+impl FurtherTries {
+    pub(crate) fn new(count: u32) -> Self {
+        Self { left: count, pauses: Pauses::default() }
+    }
+
+    /// Pauses before the next try, if the last try `needs` one and a try is left. Returns whether
+    /// to try again.
+    pub(crate) async fn next(&mut self, needs: bool) -> bool {
+        if !needs || self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        sleep(self.pauses.next()).await;
+        true
     }
 }

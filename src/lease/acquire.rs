@@ -1,12 +1,15 @@
-//! The loop of an acquisition: ask once, wait while others are in the way, and ask again.
+//! The loop of an acquisition: send the claim, wait while other holders are in the way, and send
+//! the claim again.
 //!
-//! The caller polls its acquisition by itself, and may stop to poll. What it was granted then lies
-//! with its future: **a lease that its caller has not read is not renewed**. If the caller polls
-//! again while the lease lasts, it holds the lease. Otherwise the lease has ended by itself, and
-//! the caller asks again. So a future that is not polled keeps others waiting for its lease at
-//! most, or for 2 s after a handover. No task watches a caller, and nothing is taken from it: the
-//! callers that queue behind it see how long its slot has been silent. A caller that waits for
-//! further leases renews those that it has, while it is polled.
+//! The caller polls its own acquisition, and may stop polling. Then the granted lease stays in the
+//! future: **a lease that its caller has not read is not renewed**. If the caller polls again while
+//! the lease lasts, the caller has the lease. Otherwise the lease has ended by itself, and the
+//! acquisition sends its claim again. So a future that is not polled delays other callers for its
+//! lease at most, or for 2 s after a handover. No task watches a caller, and no task takes a lease
+//! from a caller. The callers behind it in the local queue see how long its slot has been silent.
+//!
+//! A caller of several leases renews the leases that it has while it waits for the next lease. It
+//! does so while it is polled.
 
 use std::{
     convert::Infallible, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc,
@@ -19,7 +22,7 @@ use tracing::Instrument;
 
 use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
-    keeper::KeptPlace,
+    keeper::KeptEntry,
     local_queue::{Slot, SlotNotice},
     try_limit,
 };
@@ -30,56 +33,57 @@ use crate::{
     spans,
 };
 
-/// How long a process that has had its turn waits before it asks again, so that the next one comes
-/// first.
+/// How long a process whose streak of passes has ended waits before it sends the next claim, so
+/// that the next process comes first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
 /// The least pause between two renewals by a caller that waits for further leases.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Which leases are acquired, and how each is acquired and kept.
+/// Which leases are acquired, and how each lease is acquired and kept.
 pub(crate) struct AcquireTerms {
-    /// Claims of different names, in the order in which they are acquired.
+    /// The claims, each of another name, in the order of the acquisition.
     pub(crate) claims: Vec<Claim>,
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     pub(crate) limit: Duration,
-    /// To wait for long is no fault, as of a job or a leader.
+    /// A long wait is no fault, such as the wait of a job or a candidate. So it is no metric.
     pub(crate) stands_by: bool,
 }
 
 impl Engine {
     /// Acquires leases one after another, within one limit, waiting while other holders are in the
-    /// way. If one is not acquired, those before it are released. If one is lost meanwhile, all are
-    /// acquired anew. `what` is for logs.
+    /// way. If a lease is not acquired, the leases before it are released. If a lease is lost
+    /// meanwhile, all leases are acquired anew. `what` is for logs.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, leases that it may have acquired are released in a task. When it
-    /// is no longer polled, they end by themselves.
+    /// When the future is dropped, a task releases the leases that may have been acquired. When the
+    /// future is no longer polled, these leases end by themselves.
     pub(crate) async fn acquire(
         &self,
         what: &Key,
         terms: AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let begun = Instant::now();
+        let since = Instant::now();
         let span = spans::lock(what);
-        let is_told = self.renewals.meter.is_published() && !terms.stands_by;
-        let _wait = is_told.then(|| self.waits.begin(begun));
+        let is_published = self.renewals.meter.is_published() && !terms.stands_by;
+        let _wait = if is_published { Some(self.waits.begin(since)) } else { None };
         let tries_once = terms.claims.iter().any(|claim| !claim.waits);
-        // In a box, because the wrappers around the future would copy it.
-        let acquiring = Box::pin(self.acquire_all(begun, &terms));
+        // In a box, because the wrappers around the future would copy the future.
+        let acquiring = Box::pin(self.acquire_all(since, &terms));
         let acquiring = self.janitor.polled.track_future(acquiring);
-        // The retry strategy may be code of the user.
-        let caught = AssertUnwindSafe(acquiring).catch_unwind().instrument(span.clone()).await;
-        let outcome = caught.unwrap_or_else(|_panic| {
-            Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked"))
-        });
+        // The retry strategy may be code of the user, which may panic.
+        let acquiring = AssertUnwindSafe(acquiring).catch_unwind();
+        let outcome = match acquiring.instrument(span.clone()).await {
+            Ok(outcome) => outcome,
+            Err(_panic) => Err(Error::new(ErrorKind::Panicked, "the retry strategy panicked")),
+        };
         let mut error = outcome.as_ref().err();
         let result = match error.map(Error::kind) {
             None => "acquired",
             Some(ErrorKind::NotAcquired) if tries_once => {
-                // That a try finds the lock taken is an answer, and no fault.
+                // A try that finds the lock taken has its answer, which is no fault.
                 self.counters.taken.add();
                 error = None;
                 "taken"
@@ -94,7 +98,7 @@ impl Engine {
             }
         };
         spans::ended(&span, result, error);
-        self.renewals.meter.ended("bellwether_lock_wait_seconds", begun, result);
+        self.renewals.meter.ended("bellwether_lock_wait_seconds", since, result);
         outcome
     }
 
@@ -114,8 +118,7 @@ impl Engine {
             }
             let lost = lost_meanwhile(&granted);
             if outcome.is_ok() && lost.is_none() {
-                let held = granted.into_iter().filter_map(|one| self.held(one, terms));
-                return Ok(held.collect());
+                return Ok(self.guards_of(granted, terms));
             }
             if let Some(claim) = lost {
                 let waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
@@ -131,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// Acquires leases one after another, and keeps those that were granted meanwhile.
+    /// Acquires leases one after another, and renews the granted leases meanwhile.
     async fn acquire_each(
         &self,
         since: Instant,
@@ -152,7 +155,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Acquires a lease for a caller that has waited since then.
+    /// Acquires a lease for a caller that has waited since this time.
     async fn acquire_one(
         &self,
         since: Instant,
@@ -176,14 +179,14 @@ impl Engine {
         }
     }
 
-    /// Waits for the slot of the local queue, where the mode has one.
+    /// Waits for the slot of the local queue, if the mode has a local queue.
     async fn queue_up(
         &self,
         mut claim: Claim,
         upkeep: Upkeep,
         waiting: &mut Waiting<'_>,
     ) -> Result<Contender<'_>, Error> {
-        // The other modes are granted in order by their queue at the backend.
+        // In any other mode, the queue at the backend grants all claims in order.
         if claim.mode != Mode::Exclusive {
             return Ok(self.contender(self.acquisition(claim), upkeep, None));
         }
@@ -207,6 +210,7 @@ impl Engine {
             }));
             match event.await {
                 Some(QueueEvent::Slot(SlotNotice { acquisition, slot })) => {
+                    // The lease was not passed on, and another process may wait.
                     if !acquisition.is_granted() && slot.changes.is_some() {
                         Box::pin(sleep(GIVE_WAY)).await;
                     }
@@ -232,10 +236,10 @@ impl Engine {
         upkeep: Upkeep,
         slot: Option<Slot>,
     ) -> Contender<'_> {
-        Contender { engine: self, upkeep, acquisition, slot, place: None }
+        Contender { engine: self, upkeep, acquisition, slot, kept_entry: None }
     }
 
-    /// Runs a future, and renews what was granted before it, for as long as this is polled.
+    /// Runs the acquisition of the next lease. Renews the granted leases meanwhile.
     async fn renewing<T>(
         &self,
         granted: &mut [Acquired],
@@ -249,44 +253,49 @@ impl Engine {
         }
     }
 
-    /// Renews leases whose caller still waits for others.
+    /// Renews the leases of a caller that still waits for the next lease.
     async fn renew_meanwhile(&self, granted: &mut [Acquired], upkeep: Upkeep) -> Infallible {
-        for one in granted.iter() {
-            one.note_end();
+        for acquired in granted.iter() {
+            acquired.note_end();
         }
         let Some(interval) = upkeep.renew_every else { return pending().await };
         let mut earliest = Instant::now();
         loop {
-            let due = granted.iter().filter_map(|one| one.acquisition.renewal_due(interval / 2));
-            let Some(next) = due.min() else { return pending().await };
+            let due_times = granted
+                .iter()
+                .filter_map(|acquired| acquired.acquisition.renewal_due(interval / 2));
+            let Some(next) = due_times.min() else { return pending().await };
             sleep_until(next.max(earliest)).await;
             earliest = Instant::now() + RENEWAL_PAUSE;
             self.renew_granted(granted).await;
         }
     }
 
-    /// Renews leases that their caller does not hold yet, and notes which were lost. Without an
-    /// answer, the next renewal finds out.
+    /// Renews leases whose caller has no guard yet, and notes which leases were lost. Without an
+    /// answer, the next renewal shows which leases were lost.
     async fn renew_granted(&self, granted: &mut [Acquired]) {
         let sent = Instant::now();
         let mut claims = Vec::with_capacity(granted.len());
-        for one in granted.iter() {
-            claims.push(one.acquisition.claim().clone());
+        for acquired in granted.iter() {
+            claims.push(acquired.acquisition.claim().clone());
         }
         let Ok(renewals) = self.backend.renew(&claims).await else { return };
-        for (one, renewal) in granted.iter_mut().zip(renewals) {
+        for (acquired, renewal) in granted.iter_mut().zip(renewals) {
             match renewal {
-                Renewal::Held => one.acquisition.renewed(sent),
-                Renewal::NotHeld => one.acquisition.lost(),
+                Renewal::Held => acquired.acquisition.renewed(sent),
+                Renewal::NotHeld => acquired.acquisition.lost(),
                 Renewal::Unknown => {}
             }
-            one.note_end();
+            acquired.note_end();
         }
     }
 
-    fn held(&self, granted: Acquired, terms: &AcquireTerms) -> Option<LeaseGuard> {
-        let Acquired { mut acquisition, slot } = granted;
-        LeaseGuard::new(&self.renewals, &mut acquisition, terms.upkeep, slot)
+    fn guards_of(&self, granted: Vec<Acquired>, terms: &AcquireTerms) -> Vec<LeaseGuard> {
+        let mut guards = Vec::with_capacity(granted.len());
+        for Acquired { mut acquisition, slot } in granted {
+            guards.extend(LeaseGuard::new(&self.renewals, &mut acquisition, terms.upkeep, slot));
+        }
+        guards
     }
 
     fn under_new_owner(&self, claim: &Claim) -> Claim {
@@ -296,28 +305,29 @@ impl Engine {
 
 /// What ends the wait of a caller in the local queue.
 enum QueueEvent {
+    /// The caller gets the slot.
     Slot(SlotNotice),
     /// The runtime of the holder that was passing the lease on has ended.
     PassCutOff,
-    /// The caller with the slot has left something unread for too long.
+    /// The caller with the slot has left an answer or a push unread for too long.
     Unread,
 }
 
-/// Returns the claim of a lease that has ended while its caller waited for others. The holder of a
-/// single lease learns of its loss by itself.
+/// Returns the claim of a lease that has ended while its caller waited for further leases. The
+/// guard of a single lease reports the loss.
 fn lost_meanwhile(granted: &[Acquired]) -> Option<&Claim> {
     if granted.len() == 1 {
         return None;
     }
-    let lost = granted.iter().find(|one| !one.has_lease())?;
+    let lost = granted.iter().find(|acquired| !acquired.has_lease())?;
     Some(lost.acquisition.claim())
 }
 
-/// A lease that was granted, and that its caller does not hold yet. Dropped, it is released in a
-/// task.
+/// A lease that was granted, and whose caller has no guard yet. If it is dropped, a task releases
+/// the lease.
 struct Acquired {
     acquisition: Box<Acquisition>,
-    /// The slot of the local queue, where the mode has one.
+    /// The slot of the local queue. `None` if the mode has no local queue.
     slot: Option<Slot>,
 }
 
@@ -326,10 +336,10 @@ impl Acquired {
         self.acquisition.has_lease()
     }
 
-    /// Tells the local queue when the lease ends, unless its caller renews it.
+    /// Notes in the local queue when the lease ends, unless its caller renews the lease.
     fn note_end(&self) {
         if let (Some(slot), Some(end)) = (&self.slot, self.acquisition.lease_ends()) {
-            slot.lasts(end);
+            slot.note_lease(end);
         }
     }
 
@@ -338,38 +348,38 @@ impl Acquired {
     }
 }
 
-/// A caller that asks the backend.
+/// A caller that sends its claim to the backend.
 struct Contender<'a> {
     engine: &'a Engine,
     upkeep: Upkeep,
     acquisition: Box<Acquisition>,
-    /// The slot of the local queue, where the mode has one.
+    /// The slot of the local queue. `None` if the mode has no local queue.
     slot: Option<Slot>,
-    /// Its entry in the queue of the backend, which is kept from its first sleep on.
-    place: Option<KeptPlace>,
+    /// The entry in the queue of the backend, which the keeper keeps from the first sleep on.
+    kept_entry: Option<KeptEntry>,
 }
 
 impl Contender<'_> {
-    /// Asks until the lease is granted or handed over.
+    /// Sends the claim until the lease is granted or handed over.
     async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<Acquired, Error> {
         if self.acquisition.has_lease() {
-            // The last holder has passed it on.
+            // The last holder has passed the lease to this caller.
             return Ok(self.granted());
         }
         loop {
-            let answer = self.ask(waiting.strategy, waiting.left()).await;
+            let answer = self.send(waiting.strategy, waiting.left()).await;
             let wake = match &answer {
                 // A lease that was read too late has ended by itself.
                 Ok(Claimed::Granted(_)) if self.acquisition.has_lease() => {
                     return Ok(self.granted_by_backend());
                 }
                 Ok(Claimed::Occupied(occupied)) => {
-                    self.wakes_after_look(waiting, occupied.remaining)
+                    self.wakes_after_answer(waiting, occupied.remaining)
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.clone().into());
                 }
-                // The request failed, or its grant was read too late.
+                // The request failed, or the caller has read the grant too late.
                 Ok(_) | Err(_) => waiting.wakes_after_failure(),
             };
             let woken = match wake {
@@ -393,25 +403,24 @@ impl Contender<'_> {
         }
     }
 
-    /// Asks once. A permit for that is waited for no longer than `left`.
-    async fn ask(
+    /// Sends the claim once. Waits for the permit to send for no longer than `left`.
+    async fn send(
         &mut self,
         strategy: &dyn RetryStrategy,
         left: Duration,
     ) -> Result<Claimed, BackendError> {
         if let Some(slot) = &self.slot {
-            slot.asks();
+            slot.note_request();
         }
         self.acquisition.listen();
         let engine = self.engine;
         let limit = try_limit(strategy, engine.backend.as_ref());
         let shard = engine.backend.shard(&self.acquisition.claim().name);
         let owner = self.acquisition.claim().owner;
-        let asking = engine.asking.ask(shard, &mut self.acquisition, limit, left);
-        let answer = asking.await;
+        let answer = engine.requests.acquire(shard, &mut self.acquisition, limit, left).await;
         if self.acquisition.claim().owner != owner {
-            // The acquisition has ended with the runtime of its task, and so has its queue entry.
-            self.place = None;
+            // The acquisition and its queue entry have ended with the runtime of their task.
+            self.kept_entry = None;
         }
         if let Err(error) = &answer {
             self.restart_after(error);
@@ -419,25 +428,27 @@ impl Contender<'_> {
         answer
     }
 
-    /// Has the queue entry of the claim kept, if it has one. Returns when to ask again if no push
-    /// comes, or `None` if the wait is over.
-    fn wakes_after_look(
+    /// Lets the keeper keep the queue entry of a claim that waits. Returns when to send the claim
+    /// again if no push comes, or `None` if the wait is over.
+    fn wakes_after_answer(
         &mut self,
         waiting: &mut Waiting<'_>,
         remaining: Duration,
     ) -> Option<Instant> {
-        let wake = waiting.wakes_after_look(&mut self.acquisition, remaining)?;
-        let inbox = self.acquisition.listen().inbox().clone();
+        let wake = waiting.wakes_after_answer(&mut self.acquisition, remaining)?;
+        let changes = self.acquisition.listen();
+        let inbox = changes.inbox().clone();
         let claim = self.acquisition.claim();
         if claim.waits {
-            self.place = Some(self.engine.keeper.keep(claim, inbox, remaining));
+            self.kept_entry = Some(self.engine.keeper.keep(claim, inbox, remaining));
         }
         Some(wake)
     }
 
     async fn sleep(&mut self, waiting: &mut Waiting<'_>, wake: Instant) -> Woken {
         if let Some(slot) = &self.slot {
-            slot.sleeps(wake, self.acquisition.listen().inbox().clone());
+            let changes = self.acquisition.listen();
+            slot.note_sleep(wake, changes.inbox().clone());
         }
         // In a box, so that an acquisition that need not wait stays small.
         Box::pin(waiting.sleep(&mut self.acquisition, wake)).await
@@ -446,14 +457,14 @@ impl Contender<'_> {
     /// Returns whether this push hands the lease over.
     fn is_handed_over(&mut self, change: &Change) -> bool {
         let Change::Granted(handover) = change else { return false };
-        // A caller with a fixed lease asks for the full time, and does not take the short one.
+        // A caller with a fixed lease needs the full lease, and refuses the short one.
         self.upkeep.renew_every.is_some() && self.acquisition.accept(handover)
     }
 
-    /// Takes what the backend has granted. A turn of this process begins with it.
+    /// Takes the lease that the backend has granted, which begins a streak of passes.
     fn granted_by_backend(mut self) -> Acquired {
         if let Some(slot) = &mut self.slot {
-            slot.begin_turn(self.acquisition.take_changes());
+            slot.begin_streak(self.acquisition.take_changes());
         }
         self.granted()
     }
@@ -462,14 +473,15 @@ impl Contender<'_> {
         Acquired { acquisition: self.acquisition, slot: self.slot }
     }
 
-    /// Goes on under a fresh owner if too few replicas confirmed a grant, or if a permit with an id
-    /// may be granted late: it has no guard later that would release the late grant.
+    /// Goes on under a fresh owner in two cases: too few replicas confirmed a grant, or a permit
+    /// with an id may be granted late. Such a permit has no guard that would release the late
+    /// grant.
     fn restart_after(&mut self, error: &BackendError) {
         let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
         let has_id = is_permit && self.upkeep.renew_every.is_none();
         let is_late = has_id && error.kind() == BackendErrorKind::Unknown;
         if is_late || error.kind() == BackendErrorKind::Unreplicated {
-            self.place = None;
+            self.kept_entry = None;
             self.acquisition.restart();
         }
     }

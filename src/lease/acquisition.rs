@@ -1,4 +1,4 @@
-//! A claim on its way to a lease, with its undo.
+//! One claim on its way to a lease, and the undo of the claim.
 
 use std::{mem::replace, sync::Arc, time::Duration};
 
@@ -12,38 +12,41 @@ use crate::{
     time::after,
 };
 
-/// After how long a lease that was handed over is renewed. Most holders of a contended lease have
-/// released it by then.
+/// After how long a lease that was handed over is renewed. By then, most holders of a contended
+/// lease have released their lease.
 pub(super) const SOON: Duration = Duration::from_millis(100);
 
-/// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
+/// One claim on its way to a lease. An acquisition that is dropped before it is
+/// [settled](Self::settle) undoes its claim.
 ///
-/// A lease that was granted is not renewed before its caller holds it. So if the caller does not
-/// read the grant, the lease ends by itself.
+/// A lease that was granted is not renewed before the caller has the guard. So if the caller does
+/// not read the grant, the lease ends by itself.
 ///
 /// A release may hand the lease over to the first claim in the queue. The push says when that lease
-/// ends, counted from the time at which the queue entry was taken. This side counts from a time
-/// *before* the first request, so a late push tells of a lease that has ended here first.
+/// ends, counted from the time at which the claim entered the queue. This process counts from a
+/// time *before* the first request. So after a late push, the lease ends here before it ends at the
+/// server.
 pub(crate) struct Acquisition {
-    /// Its outcome is unknown while a request is under way, and stays so after a request that had
-    /// no answer.
+    /// The release of what the claim may have. Its outcome is unknown while a request is under way,
+    /// and stays unknown after a request without an answer.
     pub(crate) release: Release,
     state: AcquisitionState,
     /// A time before the first request.
     first_sent: Option<Instant>,
     /// A time before the last request.
     last_sent: Option<Instant>,
-    /// When a lease ends that was handed over for less than its full time.
+    /// When a lease that was handed over ends, which is before its full time.
     ends_early: Option<Instant>,
-    /// The greatest fence that was in the way, once another holder was.
-    met: Option<u64>,
+    /// The greatest fence of another holder that was in the way. `None` if no holder was.
+    greatest_fence_met: Option<u64>,
+    /// The registration for pushes.
     changes: Option<Changes>,
 }
 
 /// The state of the claim at the backend, after the last answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum AcquisitionState {
-    /// Nothing: no request was sent, or none left anything behind.
+    /// The claim has neither a lease nor a queue entry.
     Idle,
     /// A holder with this fence was in the way. The claim may have a queue entry, which the undo
     /// removes.
@@ -52,14 +55,13 @@ pub(crate) enum AcquisitionState {
     Granted(u64),
 }
 
-/// A lease that was granted: its fence, and its time.
+/// The fence and the times of a lease that was granted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) fence: u64,
-    /// A time before the request that was granted, or that of the handover. The lease counts from
-    /// it.
+    /// The time from which the lease counts: before the granted request, or of the handover.
     pub(crate) since: Instant,
-    /// When the lease ends, if a holder handed it over for less than its full time.
+    /// When the lease ends, if another holder handed the lease over for less than its full time.
     pub(crate) ends_early: Option<Instant>,
 }
 
@@ -90,7 +92,7 @@ impl Acquisition {
             first_sent: None,
             last_sent: None,
             ends_early: None,
-            met: None,
+            greatest_fence_met: None,
             changes: None,
         }
     }
@@ -100,10 +102,10 @@ impl Acquisition {
     }
 
     /// Sends one request. A waiter [registers](Self::listen) first.
-    pub(crate) async fn ask<'a, T, F>(
+    pub(crate) async fn send<'a, T, F>(
         &'a mut self,
         limit: Duration,
-        send: impl FnOnce(&'a dyn Leases, &'a Claim) -> F,
+        request: impl FnOnce(&'a dyn Leases, &'a Claim) -> F,
     ) -> Result<T, BackendError>
     where
         F: Future<Output = Result<T, BackendError>> + 'a,
@@ -115,21 +117,21 @@ impl Acquisition {
         let Release { janitor, claim, outcome_unknown, .. } = &mut self.release;
         let was_unknown = replace(outcome_unknown, true);
         let backend: &'a dyn Leases = &*janitor.backend;
-        let answer = answered_by(backend, limit, send(backend, claim)).await;
+        let answer = answered_by(backend, limit, request(backend, claim)).await;
         let may_happen = answer.as_ref().is_err_and(BackendError::may_have_happened);
         *outcome_unknown = was_unknown || may_happen;
         let answer = answer?;
         self.state = AcquisitionState::from(&answer);
         self.ends_early = None;
         if let AcquisitionState::Waiting(fence) = self.state {
-            self.met = self.met.max(Some(fence));
+            self.greatest_fence_met = self.greatest_fence_met.max(Some(fence));
         }
         Ok(answer)
     }
 
-    /// Asks once for the lease.
+    /// Sends one request for the lease.
     pub(super) async fn acquire(&mut self, limit: Duration) -> Result<Claimed, BackendError> {
-        self.ask(limit, |backend, claim| backend.acquire(claim)).await
+        self.send(limit, |backend, claim| backend.acquire(claim)).await
     }
 
     /// Returns a new acquisition of the same claim, under another owner.
@@ -139,20 +141,20 @@ impl Acquisition {
         Self::new(janitor, Claim { owner, ..claim.clone() })
     }
 
-    /// Registers the claim for pushes, so that it misses none from its next request on.
+    /// Registers the claim for pushes, so that the claim misses no push after its next request.
     pub(crate) fn listen(&mut self) -> &mut Changes {
         let Release { janitor, claim, .. } = &self.release;
         let backend = &janitor.backend;
         self.changes.get_or_insert_with(|| backend.listen(&claim.name, Some(claim)))
     }
 
-    /// Takes the registration, if another holder was in the way. Otherwise it stays until the lease
-    /// is held, so that a late push finds its owner.
+    /// Takes the registration, if another holder was in the way. Otherwise the registration stays
+    /// until the lease is held, so that a late push finds its owner.
     pub(super) fn take_changes(&mut self) -> Option<Changes> {
-        self.met.and_then(|_| self.changes.take())
+        if self.greatest_fence_met.is_some() { self.changes.take() } else { None }
     }
 
-    /// Goes on with a fresh owner. A late release under the old one must not end what the next
+    /// Goes on with a fresh owner. A late release under the old owner must not end what the next
     /// request is granted.
     pub(super) fn restart(&mut self) {
         self.release.outcome_unknown = true;
@@ -165,14 +167,14 @@ impl Acquisition {
         self.granted().is_some() && !self.release.outcome_unknown
     }
 
-    /// Returns what the last answer has granted, or a push.
+    /// Returns the lease that the last answer or a push has granted.
     pub(crate) fn granted(&self) -> Option<Granted> {
         let AcquisitionState::Granted(fence) = self.state else { return None };
         Some(Granted { fence, since: self.last_sent?, ends_early: self.ends_early })
     }
 
-    /// Returns whether the claim has a lease that has not ended. A caller that reads its grant late
-    /// may find that the lease has ended.
+    /// Returns whether the claim has a lease that has not ended. If the caller reads a grant late,
+    /// the lease may have ended.
     pub(super) fn has_lease(&self) -> bool {
         self.lease_ends().is_some_and(|end| Instant::now() < end)
     }
@@ -184,16 +186,17 @@ impl Acquisition {
         Some(granted.ends_early.unwrap_or(full))
     }
 
-    /// Returns when the granted lease is to be renewed, of which this is the interval. A lease that
-    /// was handed over is short, and is renewed soon.
+    /// Returns when a lease with this interval of renewal is to be renewed. A lease that was handed
+    /// over is short, and is renewed soon.
     pub(super) fn renewal_due(&self, interval: Duration) -> Option<Instant> {
         let granted = self.granted()?;
         let is_short = granted.ends_early.is_some();
-        Some(granted.since + if is_short { interval.min(SOON) } else { interval })
+        let wait = if is_short { interval.min(SOON) } else { interval };
+        Some(granted.since + wait)
     }
 
-    /// Counts the granted lease from the first request, which may have begun it. The last one only
-    /// told of it.
+    /// Counts the granted lease from the first request. That request may have begun the lease, and
+    /// its answer was lost.
     pub(super) fn count_from_first_request(&mut self) {
         self.last_sent = self.first_sent;
     }
@@ -209,11 +212,12 @@ impl Acquisition {
         self.state = AcquisitionState::Idle;
     }
 
-    /// Takes a lease that was handed over to the claim. Returns whether it is certain that the
-    /// claim has it, and for long enough.
+    /// Accepts a lease that was handed over to the claim. Returns whether the claim certainly has
+    /// the lease, and for long enough.
     ///
-    /// It is not certain if a request is on its way, which could be granted the lease again after
-    /// its end. A push that is older than a holder that was in the way came late.
+    /// That is not certain while the outcome of a request is unknown, because the server may grant
+    /// the lease once more, after its end, to that request. A push with a smaller fence than a
+    /// holder that was in the way came late.
     pub(super) fn accept(&mut self, handover: &Handover) -> bool {
         let Some(first_sent) = self.first_sent else { return false };
         let now = Instant::now();
@@ -221,7 +225,7 @@ impl Acquisition {
         let longest = now + trusted(HANDOVER_LIFE);
         let until = after(first_sent, trusted(handover.ends)).min(longest);
         let left = until.saturating_duration_since(now);
-        let is_newer = self.met.is_none_or(|met| handover.fence > met);
+        let is_newer = self.greatest_fence_met.is_none_or(|greatest| handover.fence > greatest);
         if left < HANDOVER_LIFE / 2 || !is_newer || self.release.outcome_unknown {
             return false;
         }
@@ -232,7 +236,7 @@ impl Acquisition {
         true
     }
 
-    /// Ends the acquisition. Returns its duty to release what the claim may have.
+    /// Ends the acquisition. Returns the release that the acquisition would have made when dropped.
     pub(super) fn settle(&mut self) -> Release {
         let release = self.release.clone();
         self.state = AcquisitionState::Idle;
@@ -289,7 +293,7 @@ mod tests {
             let claim = Claim::new(name.clone(), Mode::Fair, HANDOVER_LIFE, HANDOVER_LIFE);
             let mut acquisition = Acquisition::new(&janitor, claim);
             acquisition.first_sent = first_sent;
-            acquisition.met = Some(7);
+            acquisition.greatest_fence_met = Some(7);
             let handover = Handover { owner: Owner::fresh(), fence, ends, hold: HandedHold::Mutex };
             let accepted = acquisition.accept(&handover);
             let until = acquisition.granted().and_then(|granted| granted.ends_early);

@@ -2,18 +2,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::{
-    Acquisition, Janitor, LeaseGuard, Upkeep, asking::Asking, holders::LocalHolders,
-    keeper::Keeper, local_queue::LocalQueues, renewals::Renewals,
+    Acquisition, Janitor, LeaseGuard, Upkeep, holders::LocalHolders, keeper::Keeper,
+    local_queue::LocalQueues, renewals::Renewals, request_limit::RequestLimit,
 };
 use crate::{
-    backend::{Claim, Leases, Marked, SemaphoreKind, Tick},
+    backend::{Claim, FurtherTries, Leases, Marked, SemaphoreKind, Tick},
     error::Error,
     key::Name,
     observe::{LockCounters, LockStats, Waits},
-    time::{Pauses, after},
+    time::after,
 };
 
 /// The parts that the leases of one `Cache` or one `Locks` share.
@@ -24,10 +24,10 @@ pub(crate) struct Engine {
     pub(crate) renewals: Arc<Renewals>,
     pub(super) keeper: Arc<Keeper>,
     pub(super) queues: Arc<LocalQueues>,
-    pub(super) asking: Asking,
-    /// The waits that are going on, while they are published.
+    pub(super) requests: RequestLimit,
+    /// The waits that are under way, if these locks publish metrics.
     pub(super) waits: Waits,
-    /// The backend has it as long as the engine lives.
+    /// The backend has a weak reference to the holders. The engine keeps them alive.
     _holders: Arc<LocalHolders>,
 }
 
@@ -38,15 +38,15 @@ impl Engine {
         let renewals = Renewals::new(backend.clone(), counters.clone());
         let holders =
             Arc::new(LocalHolders { janitor: janitor.clone(), renewals: renewals.clone() });
-        let of_engine = Arc::downgrade(&holders);
-        backend.watch(of_engine);
+        let weak_holders = Arc::downgrade(&holders);
+        backend.watch(weak_holders);
         Arc::new(Self {
             janitor,
             renewals,
             _holders: holders,
             keeper: Keeper::new(backend.clone()),
             queues: Arc::default(),
-            asking: Asking::default(),
+            requests: RequestLimit::default(),
             waits: Waits::default(),
             counters,
             backend,
@@ -63,11 +63,12 @@ impl Engine {
         self.counters.snapshot(self.renewals.held())
     }
 
-    /// Returns how many callers wait for which lease, in this process. A caller that asks just now
-    /// does not wait.
+    /// Returns how many callers of this process wait for each lease. A caller whose request is
+    /// under way does not wait.
     pub(crate) fn waiting_callers(&self) -> HashMap<(Name, SemaphoreKind), usize> {
         let mut callers: HashMap<_, usize> = HashMap::new();
-        // Behind the caller that has the slot. If that one sleeps, its entry is kept.
+        // The local queues have the callers behind the slot. The keeper has the caller with the
+        // slot if that caller sleeps.
         for (name, count) in self.queues.waiters() {
             *callers.entry((name, SemaphoreKind::Mutex)).or_default() += count;
         }
@@ -77,13 +78,13 @@ impl Engine {
         callers
     }
 
-    /// Returns what is known of the connections, as gauges.
+    /// Returns the round trip and the age of the connections, as gauges.
     #[cfg(feature = "metrics")]
     pub(crate) fn connection_gauges(&self) -> impl Iterator<Item = (&'static str, f64)> + use<> {
-        let known = self.backend.connections();
+        let connections = self.backend.connections();
         let times = [
-            ("bellwether_round_trip_seconds", known.round_trip),
-            ("bellwether_connected_seconds", known.stood_for),
+            ("bellwether_round_trip_seconds", connections.round_trip),
+            ("bellwether_connected_seconds", connections.stood_for),
         ];
         times.into_iter().filter_map(|(metric, time)| Some((metric, time?.as_secs_f64())))
     }
@@ -103,22 +104,21 @@ impl Engine {
     pub(crate) async fn shutdown(&self, limit: Duration) {
         let end = after(Instant::now(), limit);
         self.janitor.shutdown(limit).await;
-        // Last, since the releases start more of it.
+        // The releases start more undos at the backend, so the backend comes last.
         self.backend.settle(end.saturating_duration_since(Instant::now())).await;
     }
 }
 
 impl Janitor {
-    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. After an error
-    /// it asks twice more: the mark may be set, and no other claim may set it again.
+    /// Sets the mark of the name of a claim to a tick, if the claim has the lease. Tries three
+    /// times, because after an error the mark may be set, and no other claim may set it again.
     pub(crate) async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, Error> {
-        let mut pauses = Pauses::default();
-        for _ in 0..2 {
-            if let Ok(marked) = self.backend.mark(claim, tick).await {
-                return Ok(marked);
+        let mut further_tries = FurtherTries::new(2);
+        loop {
+            let answer = self.backend.mark(claim, tick).await;
+            if !further_tries.next(answer.is_err()).await {
+                return Ok(answer?);
             }
-            sleep(pauses.next()).await;
         }
-        Ok(self.backend.mark(claim, tick).await?)
     }
 }

@@ -1,4 +1,4 @@
-//! The guard of a lease that is held. It gives the lease back once, whatever its caller drops.
+//! The guard of a held lease, which releases the lease once, whatever its caller drops.
 
 use std::{fmt, ops::Deref, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -10,16 +10,16 @@ use super::{
     renewals::Renewals,
 };
 use crate::{
-    backend::{Claim, Mode, Owner},
+    backend::{Claim, FurtherTries, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
     key::Family,
     sync::lock,
 };
 
-/// A pass takes as long as the backend lets it.
+/// The limit of a pass, which the backend alone bounds.
 const NO_LIMIT: Duration = Duration::MAX;
 
-/// A lease that is held. Dropped, it is released in a task.
+/// The guard of a held lease. If the guard is dropped, a task releases the lease.
 pub(crate) struct LeaseGuard {
     pub(crate) lease: Arc<Lease>,
     renewals: Arc<Renewals>,
@@ -27,8 +27,9 @@ pub(crate) struct LeaseGuard {
 }
 
 impl LeaseGuard {
-    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
-    /// one. Returns `None` if the acquisition was granted nothing.
+    /// Creates the guard of the lease that an acquisition was granted. `slot` is the slot of the
+    /// local queue, if the mode has a local queue. Returns `None` if the acquisition was granted
+    /// nothing.
     pub(super) fn new(
         renewals: &Arc<Renewals>,
         acquisition: &mut Acquisition,
@@ -39,12 +40,12 @@ impl LeaseGuard {
         Some(Self { lease, renewals: renewals.clone(), is_released: false })
     }
 
-    /// Releases the lease, and returns [`Lost`](crate::ErrorKind::Lost) if it was lost before.
+    /// Releases the lease. Returns [`Lost`](crate::ErrorKind::Lost) if the lease was lost before.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the release goes on in a task. If it was polled once and is not
-    /// polled again, the release was sent, or the lease ends by itself.
+    /// If the future is dropped, the release goes on in a task. If the future was polled once and
+    /// is not polled again, the release was sent, or the lease ends by itself.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let was_lost = self.is_lost();
         self.begin_release();
@@ -69,14 +70,14 @@ impl LeaseGuard {
         self.release.claim.owner
     }
 
-    /// Stops the renewals. The lease is about to end with an operation, and a renewal that came
-    /// after that would be taken for a loss.
+    /// Stops the renewals, because the lease is about to end with an operation. A renewal that came
+    /// after the operation would be taken for a loss.
     pub(crate) fn close(&self) {
         self.renewals.close(&self.lease);
     }
 
-    /// Disarms the guard of a lease that was [closed](Self::close): the backend has ended it with
-    /// the operation that it was for.
+    /// Disarms the guard of a lease that was [closed](Self::close), because the operation has ended
+    /// the lease at the backend.
     pub(crate) fn settled(mut self) {
         self.is_released = true;
         self.renewals.guard_ended(&self.lease);
@@ -85,49 +86,52 @@ impl LeaseGuard {
         }
     }
 
-    /// Passes the lease on to another mode in one step. Returns the guard unchanged if other
-    /// holders are in the way.
+    /// Converts the lease to another mode in one step. Returns the guard unchanged if other holders
+    /// are in the way.
     ///
     /// # Cancel safety
     ///
     /// When the future is dropped, both leases are released in tasks.
-    pub(crate) async fn pass_to(self, mode: Mode) -> Result<Result<Self, Self>, Error> {
+    pub(crate) async fn convert_to(self, mode: Mode) -> Result<Conversion, Error> {
         let from = &self.release.claim;
         let owner = self.release.janitor.backend.new_owner();
         let to = Claim { owner, mode, ..from.clone() };
         let mut acquisition = Acquisition::new(&self.release.janitor, to);
         // A renewal behind the pass would be taken for a loss.
-        lock(&self.times).is_passing = true;
-        let mut answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
-        if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
-            acquisition.count_from_first_request();
+        lock(&self.times).is_converting = true;
+        let mut further_tries = FurtherTries::new(1);
+        loop {
+            let answer = acquisition.send(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
+            if !further_tries.next(is_unknown(&answer)).await {
+                answer?;
+                break;
+            }
         }
-        answer?;
-        if let Some(passed_on) = Self::new(&self.renewals, &mut acquisition, self.upkeep, None) {
+        acquisition.count_from_first_request();
+        if let Some(converted) = Self::new(&self.renewals, &mut acquisition, self.upkeep, None) {
             self.close();
             self.settled();
-            return Ok(Ok(passed_on));
+            return Ok(Conversion::Done(converted));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
-        lock(&self.times).is_passing = false;
+        lock(&self.times).is_converting = false;
         self.renew().await?;
-        Ok(Err(self))
+        Ok(Conversion::Refused(self))
     }
 
     fn begin_release(&mut self) {
         self.close();
         self.is_released = true;
         self.renewals.guard_ended(&self.lease);
-        // Work that still runs under the lease learns that it ends. It is no loss.
+        // Work that still runs under the lease must end. The counters count no loss.
         let _ = self.lost.set(());
-        // From now on the slot moves on, or the callers behind it do not wait for it.
+        // If the release is not polled, the callers behind the slot do not wait for it.
         if let Some(slot) = lock(&self.slot).as_ref() {
-            slot.asks();
+            slot.note_request();
         }
     }
 
-    /// Takes the next caller of this process, with the slot, if the lease is to pass to it.
+    /// Takes the slot and the next caller of this process, if the lease is to pass to that caller.
     fn next_caller(&self) -> Option<(QueuedCaller, Slot)> {
         let mut held_slot = lock(&self.slot);
         let next = held_slot.as_mut()?.next()?;
@@ -155,15 +159,12 @@ impl Drop for LeaseGuard {
         }
         self.begin_release();
         let release = self.release.clone();
+        let runtime = &self.release.runtime;
         let tasks = &self.release.janitor.tasks;
         match self.next_caller() {
-            Some((next, slot)) => {
-                tasks.spawn_on(pass(release, next, slot), &self.release.runtime);
-            }
-            None => {
-                tasks.spawn_on(give_back(release, self.take_slot()), &self.release.runtime);
-            }
-        }
+            Some((next, slot)) => tasks.spawn_on(pass(release, next, slot), runtime),
+            None => tasks.spawn_on(give_back(release, self.take_slot()), runtime),
+        };
     }
 }
 
@@ -173,7 +174,19 @@ impl fmt::Debug for LeaseGuard {
     }
 }
 
-/// Gives a lease back to the backend. Returns whether it was held.
+/// The answer to [`LeaseGuard::convert_to`].
+pub(crate) enum Conversion {
+    /// The lease has the other mode.
+    Done(LeaseGuard),
+    /// Other holders are in the way, and the lease has its mode as before.
+    Refused(LeaseGuard),
+}
+
+fn is_unknown<T>(answer: &Result<T, BackendError>) -> bool {
+    answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown)
+}
+
+/// Gives a lease back to the backend. Returns whether the lease was held.
 async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, BackendError> {
     let is_at_one_server = release.claim.name.family != Family::Redlock;
     let mut released = pin!(release.end());
@@ -181,9 +194,9 @@ async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, Bac
         return answer;
     }
     if is_at_one_server {
-        // The next caller of this process contends from here on. The server runs the release, and
-        // what that hands over, before the request of this caller. Over several servers, the
-        // request could overtake the release.
+        // The next caller of this process contends from here on. The server runs the release and
+        // its handover before the request of that caller. Over several servers, the request could
+        // overtake the release.
         slot = None;
     }
     let answer = released.await;
@@ -191,21 +204,21 @@ async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, Bac
     answer
 }
 
-/// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
-/// lease was held.
+/// Passes a lease and the slot to the next caller of this process. Returns whether the lease was
+/// held.
 ///
-/// Until the caller has the lease, its acquisition owes the release.
+/// Until the next caller has its guard, its acquisition releases the lease if it is dropped.
 async fn pass(release: Release, next: QueuedCaller, slot: Slot) -> Result<bool, BackendError> {
     let QueuedCaller { mut acquisition, notify } = next;
     let from = &release.claim;
-    let answer = acquisition.ask(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
+    let answer = acquisition.send(NO_LIMIT, |backend, to| backend.pass(from, to)).await;
     let was_held = match answer {
         Ok(granted) => Ok(granted.is_some()),
         Err(error) => {
             acquisition.restart();
-            // Where too few replicas confirmed it, it was given away all the same.
-            let is_away = error.kind() == BackendErrorKind::Unreplicated;
-            if is_away { Ok(true) } else { Err(error) }
+            // If too few replicas confirmed the pass, the lease has passed all the same.
+            let has_passed = error.kind() == BackendErrorKind::Unreplicated;
+            if has_passed { Ok(true) } else { Err(error) }
         }
     };
     // If the caller has left, the drop releases the lease, or gives up the slot.

@@ -13,7 +13,13 @@ use tokio::{
 use tracing::warn;
 
 use super::{Acquisition, Granted, Release, Upkeep, acquisition::SOON, local_queue::Slot, trusted};
-use crate::{backend::Renewal, error::Error, observe::LockCounters, sync::lock, time::after};
+use crate::{
+    backend::Renewal,
+    error::{BackendError, Error},
+    observe::LockCounters,
+    sync::lock,
+    time::after,
+};
 
 /// The least pause before a renewal that failed is tried again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -45,12 +51,13 @@ pub struct Lease {
     pub(crate) release: Release,
     pub(crate) granted: Granted,
     pub(crate) upkeep: Upkeep,
-    /// When it was held for as long as it may be in all.
+    /// When the lease ends, because it may not be held for longer in all.
     ends: Instant,
     pub(super) lost: SetOnce<()>,
     pub(super) times: Mutex<Times>,
-    /// The holder's slot in the local queue. A loss gives it up, so that a stuck holder does not
-    /// keep the next callers from contending. A fixed lease has none: it is never passed on.
+    /// The holder's slot in the local queue. A loss gives the slot up, so that a stuck holder does
+    /// not keep the next callers from contending. A fixed lease has no slot, because it is never
+    /// passed on.
     pub(super) slot: Mutex<Option<Slot>>,
     counters: Arc<LockCounters>,
 }
@@ -59,19 +66,21 @@ pub struct Lease {
 pub(super) struct Times {
     /// When the lease counts as lost unless it is renewed before.
     pub(super) deadline: Instant,
-    /// The timer that the renewals have set for it.
+    /// The time by which the schedule of the renewals finds the lease.
     pub(super) timer: Instant,
     /// A renewal is under way.
-    pub(super) renewing: bool,
-    /// The lease passes to another mode. A renewal behind the pass would be taken for a loss.
-    pub(super) is_passing: bool,
+    pub(super) is_renewing: bool,
+    /// The lease is being converted to another mode. A renewal behind that request would be taken
+    /// for a loss.
+    pub(super) is_converting: bool,
     /// The backend may have ended the lease. A renewal finds out, also of a fixed lease.
     pub(super) is_in_doubt: bool,
 }
 
 impl Lease {
-    /// Completes when the lease is lost: it could not be renewed in time, or the server no longer
-    /// has it. From then on, others may hold the lock. Also completes when the lease is released.
+    /// Completes when the lease is lost: no renewal came in time, or the server no longer has the
+    /// lease. From then on, another caller may hold the lock. Also completes when the lease is
+    /// released.
     ///
     /// # Cancel safety
     ///
@@ -89,7 +98,7 @@ impl Lease {
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
         let is_over = self.is_over();
-        // What was reported once stays so: a late answer to a renewal does not take it back.
+        // A loss that was reported is final: a late answer to a renewal does not undo the loss.
         if is_over && self.note_loss() && self.upkeep.renew_every.is_some() {
             let name = &self.release.claim.name;
             warn!(?name, "lease lost: it could not be renewed in time");
@@ -97,11 +106,12 @@ impl Lease {
         is_over
     }
 
-    /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is lost.
+    /// Returns how long the lease is certain to last if no renewal succeeds. Zero if the lease is
+    /// lost.
     ///
-    /// This is less than at the server, by 1 % of the lease and 2 ms, because two clocks differ in
-    /// their pace, and by the time since the request of the last renewal. So this process counts
-    /// the lease as lost before the server grants it again.
+    /// At the server, the lease lasts longer: by 1 % of the lease and 2 ms, because two clocks
+    /// differ in their pace, and by the time that the last renewal took. So this process counts the
+    /// lease as lost before the server grants it again.
     pub fn remaining(&self) -> Duration {
         let left = lock(&self.times).deadline.saturating_duration_since(Instant::now());
         if self.is_lost() { Duration::ZERO } else { left }
@@ -109,8 +119,8 @@ impl Lease {
 
     /// Runs a future until it completes or the lease is [lost](Self::lost), and returns its output.
     ///
-    /// At a loss the future is dropped where it waits. Code that does not wait runs on until it
-    /// does, so a write that must not come late needs a fencing token as well.
+    /// At a loss the future is dropped where it waits. Code that does not wait runs on until its
+    /// next wait. So a write that must not come late needs a fencing token as well.
     ///
     /// # Errors
     ///
@@ -118,12 +128,12 @@ impl Lease {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the returned future drops the one that it runs. The lock stays held.
+    /// Dropping the returned future drops `work`. The lock stays held.
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
         run_until(self.lost(), work).await.ok_or_else(|| self.lost_error())
     }
 
-    /// Renews the lease now, instead of when its time comes.
+    /// Renews the lease now, before its next renewal is due.
     ///
     /// # Errors and cancel safety
     ///
@@ -142,17 +152,14 @@ impl Lease {
         let Ok(answer) = timeout(self.remaining(), renewal).await else {
             return Err(self.lost_error());
         };
-        let renewal = match &answer {
-            Ok(renewals) => renewals.first().copied().unwrap_or(Renewal::NotHeld),
-            Err(_) => Renewal::Unknown,
-        };
+        let renewal = renewal_at(&answer, 0);
         self.renewed(sent, renewal);
         if renewal == Renewal::Held {
-            // The caller has asked for it, so a fixed lease lasts longer as well.
+            // The holder has renewed the lease itself, so a fixed lease lasts longer as well.
             self.extend(sent);
         }
         answer?;
-        // A term may have ended meanwhile.
+        // The lease may have been released meanwhile, such as the lease of a term.
         let is_held = renewal == Renewal::Held && !self.is_lost();
         if is_held { Ok(()) } else { Err(self.lost_error()) }
     }
@@ -171,19 +178,19 @@ impl Lease {
     ) -> Option<Self> {
         let granted = acquisition.granted()?;
         let ends = after(granted.since, upkeep.max_hold);
-        // For a moment: `first_look` sets the deadline of a full lease.
+        // This is for a moment only, because `first_check` sets the deadline of a full lease.
         let deadline = granted.ends_early.unwrap_or(granted.since).min(ends);
         if upkeep.renew_every.is_none() {
             slot = None;
         }
         if let Some(slot) = &slot {
-            slot.holds();
+            slot.note_guard();
         }
         let times = Times {
             deadline,
             timer: granted.since,
-            renewing: false,
-            is_passing: false,
+            is_renewing: false,
+            is_converting: false,
             is_in_doubt: false,
         };
         Some(Self {
@@ -198,9 +205,9 @@ impl Lease {
         })
     }
 
-    /// Returns when to look at a new lease first. A lease that was handed over is short, and is
-    /// renewed soon.
-    pub(super) fn first_look(&self) -> Instant {
+    /// Begins the time of a new lease, and returns when the renewals check the lease first. A lease
+    /// that was handed over is short, and is renewed soon.
+    pub(super) fn first_check(&self) -> Instant {
         let Granted { since, ends_early, .. } = self.granted;
         if ends_early.is_none() {
             return self.extend(since);
@@ -209,8 +216,9 @@ impl Lease {
         lock(&self.times).deadline.min(since + soon)
     }
 
-    /// Notes the answer to a renewal that was sent at `sent`. Returns when to look at the lease
-    /// next, or `None` if it is lost. The renewal of a fixed lease was only a question.
+    /// Notes the answer to a renewal that was sent at `sent`. Returns when the renewals check the
+    /// lease next, or `None` if the lease is lost. A fixed lease is not extended, because its
+    /// renewal only showed whether the server has the lease.
     pub(super) fn renewed(&self, sent: Instant, renewal: Renewal) -> Option<Instant> {
         match renewal {
             Renewal::Held if self.upkeep.renew_every.is_none() => Some(lock(&self.times).deadline),
@@ -233,24 +241,25 @@ impl Lease {
         }
     }
 
-    /// Returns whether the lease was lost or released, or its deadline has passed. This tells no
-    /// loss: the operation that a closed lease was for may have ended it in time.
+    /// Returns whether the lease was lost or released, or its deadline has passed. The method
+    /// reports no loss, because the operation for which a lease was closed may have ended the lease
+    /// in time.
     pub(super) fn is_over(&self) -> bool {
         self.lost.initialized() || lock(&self.times).deadline <= Instant::now()
     }
 
-    /// Returns whether its time allows another renewal.
+    /// Returns whether the lease may be renewed and held for longer.
     pub(super) fn is_renewable(&self, now: Instant) -> bool {
         self.upkeep.renew_every.is_some() && now < self.ends
     }
 
-    /// Gives the slot of a lost lease up.
+    /// Gives up the slot of a lost lease.
     pub(super) fn give_slot_up(&self) {
         let slot = lock(&self.slot).take();
         drop(slot);
     }
 
-    /// Tells the holder that the lease is lost. Returns whether that is new.
+    /// Completes [`lost`](Self::lost). Returns whether this call did so.
     fn note_loss(&self) -> bool {
         let is_new = self.lost.set(()).is_ok();
         if is_new {
@@ -259,20 +268,19 @@ impl Lease {
         is_new
     }
 
-    /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when to
-    /// look at it next.
+    /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when the
+    /// renewals check the lease next.
     fn extend(&self, sent: Instant) -> Instant {
         let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);
-        match self.upkeep.renew_every {
-            Some(every) if after(sent, every) < self.ends => times.deadline.min(after(sent, every)),
-            _ => times.deadline,
-        }
+        let Some(every) = self.upkeep.renew_every else { return times.deadline };
+        let renewal = after(sent, every);
+        if renewal < self.ends { times.deadline.min(renewal) } else { times.deadline }
     }
 
-    /// When to try a renewal again that has failed. A lease that was handed over has less than its
-    /// full time left.
+    /// Returns when to repeat a renewal that has failed. A lease that was handed over has less than
+    /// its full time left.
     fn next_try(&self) -> Instant {
         let deadline = lock(&self.times).deadline;
         let now = Instant::now();
@@ -281,7 +289,16 @@ impl Lease {
     }
 }
 
-/// Runs a future until it completes, or returns `None` if the end comes first.
+/// Returns what the answer to a renewal says of the claim at this position. A claim beyond the end
+/// of a short answer is not held.
+pub(super) fn renewal_at(answer: &Result<Vec<Renewal>, BackendError>, at: usize) -> Renewal {
+    match answer {
+        Ok(renewals) => renewals.get(at).copied().unwrap_or(Renewal::NotHeld),
+        Err(_) => Renewal::Unknown,
+    }
+}
+
+/// Runs a future until it completes. Returns `None` if `end` completes first.
 pub(crate) async fn run_until<Work: Future>(
     end: impl Future<Output = ()>,
     work: Work,

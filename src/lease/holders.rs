@@ -1,4 +1,4 @@
-//! What an engine does with pushes about leases that no caller of it waits for.
+//! What an engine does with pushes about leases for which no caller waits.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tracing::debug;
 use super::{Janitor, Release, renewals::Renewals};
 use crate::backend::{Claim, Holders, Owner};
 
-/// The leases of one engine, for its backend.
+/// The leases of one engine, as the backend sees them.
 pub(super) struct LocalHolders {
     pub(super) janitor: Arc<Janitor>,
     pub(super) renewals: Arc<Renewals>,

@@ -1,8 +1,9 @@
 //! Keeps the queue entries of this process at the backend.
 //!
-//! A process keeps all of its entries in a queue with one request, by one task for each queue. So a
-//! waiter sleeps until a push for it. The answer tells which entries are gone: their waiters ask.
-//! If the lease in the way has ended, the same request grants it to the next waiter in the fleet.
+//! One task for each queue keeps all entries of this process in the queue, with one request. So a
+//! waiter sleeps until a push comes. The answer to the request says which entries are gone, and the
+//! waiters of these entries send their claims again. If the lease in the way has ended, the same
+//! request grants the lease to the next waiter in the fleet.
 
 use std::{
     collections::BTreeMap,
@@ -30,34 +31,37 @@ use crate::{
     time::after,
 };
 
-/// How often the entries of a queue are kept: two requests may fail before they end.
+/// How often the entries of a queue are kept. Two requests may fail before the entries end.
 const INTERVAL: Duration = Duration::from_millis(640);
-/// How long an entry lasts that is kept, in intervals.
+/// How long a kept entry lasts, in intervals.
 const ENTRY_LIFE: u32 = 3;
 /// Queues beyond 1,280 lengthen the interval, so that a process sends 2,000 requests a second.
 const EACH_QUEUE: Duration = Duration::from_micros(500);
+/// The pause after a request that failed.
 const REPEAT: Duration = Duration::from_millis(100);
-/// How many waiters of a queue are named in one request: those that have slept longest.
+/// How many claims of a queue one request names: the claims that have slept longest.
 const NAMED: usize = 32;
-/// After the end of a lease in the way, the processes look at random times within this.
+/// After the end of a lease in the way, the processes send their requests at random times within
+/// this.
 const JITTER: Duration = Duration::from_millis(50);
 
-/// The queues in which this process has waiters, as far as one engine knows.
+/// The queues in which the callers of one engine wait.
 pub(super) struct Keeper {
     backend: Arc<dyn Leases>,
     queues: DashMap<QueueKey, KeptQueue, Hasher>,
-    /// The number of the last waiter. No two waiters have the same number, so a waiter that leaves
-    /// late removes no other from the next queue of its name.
+    /// The number of the last waiter. No two waiters have the same number. So a waiter that leaves
+    /// late removes no other waiter from the next queue of the same name.
     last: AtomicU64,
 }
 
 pub(super) type QueueKey = (Name, SemaphoreKind);
 
 struct KeptQueue {
-    /// In the order in which they began to sleep.
+    /// The waiters, by their numbers, in the order in which the waiters began to sleep.
     waiters: BTreeMap<u64, KeptWaiter>,
-    look_at: Instant,
-    /// Notified when the task must look earlier than it would.
+    /// When the task sends the next request.
+    next_keep: Instant,
+    /// Notified when `next_keep` becomes earlier.
     earlier: Arc<Notify>,
 }
 
@@ -66,8 +70,8 @@ struct KeptWaiter {
     inbox: Arc<Inbox>,
 }
 
-/// A waiter whose queue entry is kept. Dropped, it is kept no more.
-pub(super) struct KeptPlace {
+/// A queue entry that is kept until this is dropped.
+pub(super) struct KeptEntry {
     keeper: Arc<Keeper>,
     key: QueueKey,
     number: u64,
@@ -78,14 +82,14 @@ impl Keeper {
         Arc::new(Self { backend, queues: DashMap::default(), last: AtomicU64::new(0) })
     }
 
-    /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
-    /// Wakes the waiter when its entry is gone.
+    /// Keeps the entry of a claim. The lease in the way lasts for `remaining`. Wakes the waiter
+    /// when the entry is gone.
     pub(super) fn keep(
         self: &Arc<Self>,
         claim: &Claim,
         inbox: Arc<Inbox>,
         remaining: Duration,
-    ) -> KeptPlace {
+    ) -> KeptEntry {
         let key = (claim.name.clone(), SemaphoreKind::from(claim.mode));
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let waiter = KeptWaiter { claim: claim.clone(), inbox };
@@ -95,16 +99,16 @@ impl Keeper {
                 false
             }
             Entry::Vacant(queue) => {
-                queue.insert(KeptQueue::default()).enter(number, waiter, remaining);
+                let mut queue = queue.insert(KeptQueue::default());
+                queue.enter(number, waiter, remaining);
                 true
             }
         };
         if is_new {
-            tokio::spawn(
-                KeeperTask { keeper: self.clone(), key: key.clone(), has_ended: false }.run(),
-            );
+            let task = KeeperTask { keeper: self.clone(), key: key.clone(), has_ended: false };
+            tokio::spawn(task.run());
         }
-        KeptPlace { keeper: self.clone(), key, number }
+        KeptEntry { keeper: self.clone(), key, number }
     }
 
     #[cfg(feature = "metrics")]
@@ -112,10 +116,15 @@ impl Keeper {
         self.queues.iter().map(|queue| queue.waiters.len()).sum()
     }
 
-    /// Returns how many callers sleep in each queue that has some.
+    /// Returns how many callers sleep in each queue that has waiters.
     pub(super) fn waiters(&self) -> Vec<(QueueKey, usize)> {
-        let queues = self.queues.iter().filter(|queue| !queue.waiters.is_empty());
-        queues.map(|queue| (queue.key().clone(), queue.waiters.len())).collect()
+        let mut waiters = Vec::new();
+        for queue in &self.queues {
+            if !queue.waiters.is_empty() {
+                waiters.push((queue.key().clone(), queue.waiters.len()));
+            }
+        }
+        waiters
     }
 
     /// Returns how often each queue is kept. Many queues spread over the interval by chance.
@@ -130,7 +139,7 @@ impl Default for KeptQueue {
     fn default() -> Self {
         Self {
             waiters: BTreeMap::new(),
-            look_at: Instant::now() + INTERVAL,
+            next_keep: Instant::now() + INTERVAL,
             earlier: Arc::default(),
         }
     }
@@ -139,22 +148,23 @@ impl Default for KeptQueue {
 impl KeptQueue {
     fn enter(&mut self, number: u64, waiter: KeptWaiter, remaining: Duration) {
         self.waiters.insert(number, waiter);
-        // Its claim has just prolonged all entries of this process.
-        self.look_after(remaining.min(INTERVAL));
+        // The claim of the waiter has just prolonged all entries of this process.
+        self.keep_after(remaining.min(INTERVAL));
     }
 
-    /// Looks not long after the end of the lease in the way.
-    fn look_after(&mut self, remaining: Duration) {
+    /// Makes the next request not later than soon after the end of the lease in the way.
+    fn keep_after(&mut self, remaining: Duration) {
         let remaining = remaining.saturating_add(random::up_to(JITTER));
-        let look_at = after(Instant::now(), remaining);
-        if look_at < self.look_at {
-            self.look_at = look_at;
+        let next_keep = after(Instant::now(), remaining);
+        if next_keep < self.next_keep {
+            self.next_keep = next_keep;
             self.earlier.notify_one();
         }
     }
 
-    /// Makes the waiters ask whose entries are gone, and decides when to look next.
-    fn answered(&mut self, named: &[u64], look_at: Instant, answer: Result<Kept, BackendError>) {
+    /// Takes the answer to a request that named these waiters. Wakes the waiters whose entries are
+    /// gone, and sets the time of the next request.
+    fn answered(&mut self, named: &[u64], next_keep: Instant, answer: Result<Kept, BackendError>) {
         match answer {
             Ok(kept) => {
                 if kept.has_lapsed {
@@ -165,22 +175,22 @@ impl KeptQueue {
                         self.wake(*number);
                     }
                 }
-                self.look_at = look_at;
+                self.next_keep = next_keep;
                 if !kept.has_lapsed && !kept.remaining.is_zero() {
-                    self.look_after(kept.remaining);
+                    self.keep_after(kept.remaining);
                 }
             }
             Err(error) => {
                 if error.kind() == BackendErrorKind::Foreign {
                     self.wake_all();
                 }
-                self.look_at = Instant::now() + REPEAT;
+                self.next_keep = Instant::now() + REPEAT;
             }
         }
     }
 
-    /// Makes a waiter ask whose entry is gone. It comes back when it has asked: one that is not
-    /// polled stands in the way of no other.
+    /// Wakes a waiter whose entry is gone, so that the waiter sends its claim again. Until then the
+    /// waiter is not in the queue, and so a waiter that is not polled delays no other waiter.
     fn wake(&mut self, number: u64) {
         if let Some(waiter) = self.waiters.remove(&number) {
             waiter.inbox.put(Change::Wake);
@@ -194,7 +204,7 @@ impl KeptQueue {
     }
 }
 
-impl Drop for KeptPlace {
+impl Drop for KeptEntry {
     fn drop(&mut self) {
         if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
             queue.waiters.remove(&self.number);
@@ -202,53 +212,55 @@ impl Drop for KeptPlace {
     }
 }
 
-/// The task of one queue. It runs on the runtime of a waiter.
+/// The task of one queue. The task runs on the runtime of a waiter.
 struct KeeperTask {
     keeper: Arc<Keeper>,
     key: QueueKey,
-    /// The queue was removed. There may be another one by now, with a task of its own.
+    /// The task has removed its queue. Another queue of the same key has a task of its own.
     has_ended: bool,
 }
 
 /// What the task of a queue does next.
 enum KeeperStep {
-    /// It waits until then, or until it is to look earlier.
+    /// Wait until this time, or until the next request is due earlier.
     Wait(Instant, Arc<Notify>),
-    /// It keeps the entries, and names the claims of some waiters.
+    /// Keep the entries, and name the claims of these waiters.
     Keep { named: Vec<u64>, claims: Vec<Claim> },
-    /// There are no waiters.
+    /// End, because there are no waiters.
     End,
 }
 
 impl KeeperTask {
     async fn run(mut self) {
-        static SAID: Rarely = Rarely::once_in(1);
         loop {
-            let (named, claims) = match self.next() {
-                KeeperStep::Keep { named, claims } => (named, claims),
-                KeeperStep::Wait(look_at, earlier) => {
+            match self.next() {
+                KeeperStep::Keep { named, claims } => self.keep(&named, &claims).await,
+                KeeperStep::Wait(next_keep, earlier) => {
                     tokio::select! {
-                        () = sleep_until(look_at) => {}
+                        () = sleep_until(next_keep) => {}
                         () = earlier.notified() => {}
                     }
-                    continue;
                 }
                 KeeperStep::End => {
                     self.has_ended = true;
                     return;
                 }
-            };
-            let sent = Instant::now();
-            let interval = self.keeper.interval();
-            let answer = self.keeper.backend.keep(&claims, interval * ENTRY_LIFE).await;
-            if let Err(error) = &answer
-                && SAID.first()
-            {
-                debug!(name = ?self.key.0, error = %Chain(error), "queue entries were not kept");
             }
-            if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
-                queue.answered(&named, sent + interval, answer);
-            }
+        }
+    }
+
+    async fn keep(&self, named: &[u64], claims: &[Claim]) {
+        static LOGGED: Rarely = Rarely::once_in(1);
+        let sent = Instant::now();
+        let interval = self.keeper.interval();
+        let answer = self.keeper.backend.keep(claims, interval * ENTRY_LIFE).await;
+        if let Err(error) = &answer
+            && LOGGED.first()
+        {
+            debug!(name = ?self.key.0, error = %Chain(error), "queue entries were not kept");
+        }
+        if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
+            queue.answered(named, sent + interval, answer);
         }
     }
 
@@ -256,22 +268,27 @@ impl KeeperTask {
         let Entry::Occupied(queue) = self.keeper.queues.entry(self.key.clone()) else {
             return KeeperStep::End;
         };
-        let KeptQueue { waiters, look_at, earlier } = queue.get();
-        if *look_at > Instant::now() {
-            return KeeperStep::Wait(*look_at, earlier.clone());
+        let KeptQueue { waiters, next_keep, earlier } = queue.get();
+        if *next_keep > Instant::now() {
+            return KeeperStep::Wait(*next_keep, earlier.clone());
         }
         if waiters.is_empty() {
-            // Under the lock of the queue: a waiter that comes now begins another one.
+            // The entry is still locked, so a waiter that comes now creates another queue.
             queue.remove();
             return KeeperStep::End;
         }
-        let named = waiters.iter().take(NAMED);
-        let (named, claims) = named.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip();
+        let mut named = Vec::new();
+        let mut claims = Vec::new();
+        for (number, waiter) in waiters.iter().take(NAMED) {
+            named.push(*number);
+            claims.push(waiter.claim.clone());
+        }
         KeeperStep::Keep { named, claims }
     }
 }
 
-/// If its runtime is gone, the waiters ask. The first of them to wait again starts another task.
+/// If the runtime of the task ends, the waiters send their claims again. The first waiter that
+/// sleeps again starts another task.
 impl Drop for KeeperTask {
     fn drop(&mut self) {
         if self.has_ended {

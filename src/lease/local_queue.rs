@@ -2,14 +2,14 @@
 //! at the backend.
 //!
 //! The caller that contends or holds has the one [`Slot`] of the queue. A holder that releases the
-//! lease passes it to the next caller in one round trip, with a new fence. After [`PASSES`] times
-//! or [`TURN`] in a row the lease is released instead, so that other processes get it. A dropped
-//! slot goes to the next caller, which contends then.
+//! lease passes the lease to the next caller in one round trip, with a new fence. A streak of such
+//! passes ends after [`PASSES`] passes or [`LONGEST_STREAK`]. Then the lease is released, so that
+//! other processes get it. A dropped slot goes to the next caller, which then contends.
 //!
-//! The future of a caller that has the slot may not be polled. The callers behind it do not wait
-//! for that: once the caller with the slot has left something unread for [`UNREAD`], or its lease
-//! has ended while it waits for further ones, they contend without a slot. The backend still
-//! decides who gets the lease, so they need not take the slot away.
+//! The future of the caller with the slot may not be polled. The callers behind it contend without
+//! a slot in two cases: the caller with the slot has left an answer or a push unread for
+//! [`UNREAD`], or its lease has ended while the caller waits for further leases. No caller takes
+//! the slot away, because the backend decides which claim is granted.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -26,15 +26,15 @@ use crate::{
     random::Hasher,
 };
 
-/// How often a lease passes on within one process before others get it.
+/// How often a lease passes on within one process before other processes get the lease.
 const PASSES: u32 = 16;
-/// The same over a majority of servers, whose other processes come to the lock by chance.
+/// The same over a majority of servers, where the next process gets the lock by chance.
 const MAJORITY_PASSES: u32 = 9;
-/// The longest time for which it passes on so.
-const TURN: Duration = Duration::from_millis(50);
+/// How long a lease passes on within one process before other processes get the lease.
+const LONGEST_STREAK: Duration = Duration::from_millis(50);
 
-/// How long the caller with the slot may leave unread what it was given: the slot, an answer, or a
-/// push. It is half of the lease, if that is shorter.
+/// How long the caller with the slot may leave the slot, an answer or a push unread. The limit is
+/// half of the lease, if that is shorter.
 const UNREAD: Duration = Duration::from_secs(1);
 
 /// The local queues of one engine. Each exists while a caller contends or holds.
@@ -48,45 +48,48 @@ struct LocalQueue {
 
 /// What the caller with the slot does.
 enum SlotUse {
-    /// It has its guard.
-    Holds,
-    /// Since then it has had the slot, or a request under way.
-    Asks(Instant),
-    /// It sleeps until this time, or until a push comes into the inbox.
-    Sleeps(Instant, Arc<Inbox>),
-    /// It has a lease until this time, and waits for further ones.
-    Has(Instant),
+    /// The caller has its guard.
+    Guard,
+    /// The caller has had the slot, or a request under way, since this time.
+    Request(Instant),
+    /// The caller sleeps until this time, or until a push comes into the inbox.
+    Sleep(Instant, Arc<Inbox>),
+    /// The caller has a lease until this time, and waits for further leases.
+    Lease(Instant),
 }
 
 /// A caller that waits for the slot.
 pub(super) struct QueuedCaller {
-    /// It has asked for nothing yet.
+    /// The acquisition, which has sent no request yet.
     pub(super) acquisition: Box<Acquisition>,
     pub(super) notify: oneshot::Sender<SlotNotice>,
 }
 
-/// The slot for a caller in a local queue, with its acquisition. The lease may have been passed to
-/// that already. Dropped unread, the lease is released, and the slot goes to the next caller.
+/// The slot for a caller in a local queue, with the acquisition of the caller. The acquisition may
+/// have the lease already, by a pass. If the notice is dropped unread, the lease is released, and
+/// the slot goes to the next caller.
 pub(super) struct SlotNotice {
     pub(super) acquisition: Box<Acquisition>,
     pub(super) slot: Slot,
 }
 
-/// The right of one caller to contend for a lease, or to hold it, for this process.
+/// The right of one caller to contend for a lease, or to hold the lease, for this process.
 pub(crate) struct Slot {
     queues: Arc<LocalQueues>,
     name: Name,
+    /// How often the lease has passed on in this streak.
     passes: u32,
-    /// How often the lease passes on in this turn.
+    /// How often the lease may pass on in this streak.
     most_passes: u32,
+    /// When the streak began.
     since: Instant,
-    /// The registration of the last caller that had to wait for other processes. It keeps the
-    /// channel open, and a release knows by it that others may wait.
+    /// The registration of the last caller that had to wait for other processes. The registration
+    /// keeps the channel open, and shows the next caller that other processes may wait.
     pub(super) changes: Option<Box<Changes>>,
 }
 
 impl LocalQueues {
-    /// Enters the local queue of a claim. Returns the slot, or what tells of it later.
+    /// Enters the local queue of a claim. Returns the slot, or a receiver that gets the slot later.
     pub(super) fn enter(
         self: &Arc<Self>,
         acquisition: Box<Acquisition>,
@@ -99,37 +102,37 @@ impl LocalQueues {
                 Err(notices)
             }
             Entry::Vacant(queue) => {
-                let slot = SlotUse::Asks(Instant::now());
+                let slot = SlotUse::Request(Instant::now());
                 queue.insert(LocalQueue { waiters: VecDeque::new(), slot });
                 Ok(SlotNotice { acquisition, slot: Slot::new(self.clone(), name, None) })
             }
         }
     }
 
-    /// Completes when the caller with the slot of a name has left something unread for too long.
+    /// Completes when the caller with the slot of a name has left the slot, an answer or a push
+    /// unread for too long.
     ///
-    /// A waiter looks now and then, and no caller is woken for it: a caller that is not polled is
-    /// rare.
+    /// A waiter checks this by a timer. No caller wakes the waiters, because a caller that is not
+    /// polled is rare.
     pub(super) async fn unread(&self, name: &Name, lease: Duration) {
         let limit = UNREAD.min(lease / 2);
         loop {
             let now = Instant::now();
-            let next_look = now + limit;
-            let unread_at = self.0.get(name).and_then(|queue| queue.slot.unread_at(limit));
-            let is_unread_at = unread_at.unwrap_or(next_look);
-            if is_unread_at <= now {
+            let next_check = now + limit;
+            let overdue_at = self.0.get(name).and_then(|queue| queue.slot.overdue_at(limit));
+            let overdue_at = overdue_at.unwrap_or(next_check);
+            if overdue_at <= now {
                 return;
             }
-            sleep_until(is_unread_at.min(next_look)).await;
+            sleep_until(overdue_at.min(next_check)).await;
         }
     }
 
-    /// Returns how many callers wait behind the one with the slot, for each name that has some.
+    /// Returns how many callers wait behind the caller with the slot, for each name with waiters.
     pub(super) fn waiters(&self) -> Vec<(Name, usize)> {
         let mut waiters = Vec::new();
         for queue in &self.0 {
-            let waits = |caller: &&QueuedCaller| !caller.notify.is_closed();
-            let count = queue.waiters.iter().filter(waits).count();
+            let count = queue.waiters.iter().filter(|caller| caller.still_waits()).count();
             if count > 0 {
                 waiters.push((queue.key().clone(), count));
             }
@@ -148,16 +151,16 @@ impl LocalQueue {
     fn push(&mut self, caller: QueuedCaller) {
         // Callers that left must not pile up for as long as the lease is held.
         if self.waiters.len() == self.waiters.capacity() {
-            self.waiters.retain(|waiter| !waiter.notify.is_closed());
+            self.waiters.retain(QueuedCaller::still_waits);
         }
         self.waiters.push_back(caller);
     }
 
-    /// Takes the first caller that still waits, and gives it the slot.
-    fn first(&mut self) -> Option<QueuedCaller> {
+    /// Takes the first caller that still waits out of the queue, because it gets the slot.
+    fn take_first(&mut self) -> Option<QueuedCaller> {
         while let Some(first) = self.waiters.pop_front() {
-            if !first.notify.is_closed() {
-                self.slot = SlotUse::Asks(Instant::now());
+            if first.still_waits() {
+                self.slot = SlotUse::Request(Instant::now());
                 return Some(first);
             }
         }
@@ -165,17 +168,23 @@ impl LocalQueue {
     }
 }
 
+impl QueuedCaller {
+    fn still_waits(&self) -> bool {
+        !self.notify.is_closed()
+    }
+}
+
 impl SlotUse {
     /// Returns when the caller with the slot will have left something unread for this limit.
-    fn unread_at(&self, limit: Duration) -> Option<Instant> {
+    fn overdue_at(&self, limit: Duration) -> Option<Instant> {
         match self {
-            Self::Holds => None,
-            Self::Asks(since) => Some(*since + limit),
-            Self::Sleeps(until, inbox) => {
+            Self::Guard => None,
+            Self::Request(since) => Some(*since + limit),
+            Self::Sleep(until, inbox) => {
                 let pushed = inbox.unread_since();
                 Some(pushed.map_or(*until, |pushed| pushed.min(*until)) + limit)
             }
-            Self::Has(end) => Some(*end),
+            Self::Lease(end) => Some(*end),
         }
     }
 }
@@ -186,15 +195,15 @@ impl Slot {
         Self { queues, name, passes: 0, most_passes: PASSES, since, changes }
     }
 
-    /// Begins the turn of this process, which has won the lease from others. Keeps the registration
-    /// of the winner, if it had to wait for them.
-    pub(super) fn begin_turn(&mut self, changes: Option<Changes>) {
+    /// Begins a streak of passes with a lease that the backend has granted to this process. Keeps
+    /// the registration of the caller, if the caller had to wait for other processes.
+    pub(super) fn begin_streak(&mut self, changes: Option<Changes>) {
         self.passes = 0;
         self.most_passes = PASSES;
         if self.name.family == Family::Redlock {
             self.most_passes = match changes {
                 None => MAJORITY_PASSES,
-                // The process had to wait for others. Each of its waiters has the lease once.
+                // The process had to wait, so each of its waiters gets the lease once.
                 Some(_) => self.waiters().clamp(1, PASSES),
             };
         }
@@ -209,43 +218,43 @@ impl Slot {
     }
 
     /// Notes that the caller sends a request.
-    pub(super) fn asks(&self) {
-        self.queues.set_use(&self.name, SlotUse::Asks(Instant::now()));
+    pub(super) fn note_request(&self) {
+        self.queues.set_use(&self.name, SlotUse::Request(Instant::now()));
     }
 
-    /// Notes that the caller sleeps until then, or until a push comes.
-    pub(super) fn sleeps(&self, until: Instant, inbox: Arc<Inbox>) {
-        self.queues.set_use(&self.name, SlotUse::Sleeps(until, inbox));
+    /// Notes that the caller sleeps until this time, or until a push comes.
+    pub(super) fn note_sleep(&self, until: Instant, inbox: Arc<Inbox>) {
+        self.queues.set_use(&self.name, SlotUse::Sleep(until, inbox));
     }
 
-    /// Notes that the caller has a lease until then, and waits for further ones.
-    pub(super) fn lasts(&self, end: Instant) {
-        self.queues.set_use(&self.name, SlotUse::Has(end));
+    /// Notes that the caller has a lease until this time, and waits for further leases.
+    pub(super) fn note_lease(&self, end: Instant) {
+        self.queues.set_use(&self.name, SlotUse::Lease(end));
     }
 
     /// Notes that the caller has its guard.
-    pub(super) fn holds(&self) {
-        self.queues.set_use(&self.name, SlotUse::Holds);
+    pub(super) fn note_guard(&self) {
+        self.queues.set_use(&self.name, SlotUse::Guard);
     }
 
-    /// Takes the next caller to pass the lease to, while the turn of this process lasts.
+    /// Takes the next caller to pass the lease to, while the streak of passes lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller> {
-        if self.passes >= self.most_passes || self.since.elapsed() >= TURN {
+        if self.passes >= self.most_passes || self.since.elapsed() >= LONGEST_STREAK {
             return None;
         }
         self.passes += 1;
-        self.queues.0.get_mut(&self.name)?.first()
+        self.queues.0.get_mut(&self.name)?.take_first()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let Entry::Occupied(mut queue) = self.queues.0.entry(self.name.clone()) else { return };
-        let Some(QueuedCaller { acquisition, notify }) = queue.get_mut().first() else {
+        let Some(QueuedCaller { acquisition, notify }) = queue.get_mut().take_first() else {
             queue.remove();
             return;
         };
-        // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
+        // If the caller leaves now, its slot is dropped below and takes the same lock.
         drop(queue);
         let slot = Self::new(self.queues.clone(), self.name.clone(), self.changes.take());
         drop(notify.send(SlotNotice { acquisition, slot }));
@@ -262,6 +271,8 @@ mod tests {
         lease::Janitor,
     };
 
+    const LEASE: Duration = Duration::from_millis(50);
+
     /// One caller holds the lease for long, and others try again and again.
     #[tokio::test]
     async fn callers_that_left_are_not_kept_during_a_hold() -> Result<(), crate::Error> {
@@ -269,7 +280,7 @@ mod tests {
         let janitor = Janitor::new(Arc::new(MemoryBackend::new()));
         let queues = Arc::new(LocalQueues::default());
         let enter = || {
-            let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
+            let claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
             queues.enter(Box::new(Acquisition::new(&janitor, claim)))
         };
         let Ok(first) = enter() else { panic!("another caller has the slot") };

@@ -1,29 +1,34 @@
 //! Leases: the right to act on a name for a limited time, granted by a
 //! [`backend`](crate::backend). The files:
 //!
-//! - `engine`: what the leases of one `Cache` or one `Locks` share.
-//! - `acquire`: ask, wait, and ask again, as its caller polls it; with `acquisition` (a claim and
-//!   its undo), `asking` (how many ask at once), `waiting`, and `retry`.
-//! - `local_queue`: the callers of this process for one lease. `keeper`: their entries at the
-//!   backend.
-//! - `held`: a lease that is held. `guard`: its end, by a release or a pass. `renewals`: the task
-//!   that renews.
-//! - `release`: releases that must happen. `holders`: what is pushed about leases that no caller
-//!   waits for.
+//! | file | holds |
+//! |---|---|
+//! | `engine` | the parts that the leases of one `Cache` or one `Locks` share |
+//! | `acquire` | the loop of an acquisition: send the claim, wait, and send the claim again |
+//! | `acquisition` | one claim on its way to a lease, and its undo |
+//! | `request_limit` | how many acquisitions send a request to a shard at once |
+//! | `waiting` | the wait of one caller, with the times of its `retry_strategy` |
+//! | `local_queue` | the callers of this process that want the same lease |
+//! | `keeper` | the queue entries of this process at the backend |
+//! | `held` | a lease that is held |
+//! | `guard` | the end of a held lease: a release, a pass or a conversion |
+//! | `renewals` | the task that renews the held leases |
+//! | `release` | releases, which must happen whatever becomes of their callers |
+//! | `holders` | pushes about leases that no caller waits for |
 //!
 //! # What a lease promises
 //!
-//! A holder's deadline passes before the server lets another holder in, while its process runs and
-//! the server keeps its data and its clock. It does not hold after a failover, a restart without
-//! data, an eviction, a forced unlock, or in a suspended process. There the holder learns of the
-//! loss when it next reaches the server, and only the fence protects.
+//! A holder's deadline passes before the server lets another holder in. This holds while the
+//! process of the holder runs, and the server keeps its data and its clock. It does not hold after
+//! a failover, a restart without data, an eviction or a forced unlock, nor in a suspended process.
+//! In these cases, the holder learns of the loss when it next reaches the server, and only the
+//! fence protects.
 //!
-//! A lease is renewed from the moment in which its caller has it. A caller whose future is not
-//! polled is not waited for: its lease ends by itself.
+//! A lease is renewed from the moment in which its caller has the guard. No process waits for a
+//! caller whose future is not polled: the lease of such a caller ends by itself.
 
 mod acquire;
 mod acquisition;
-mod asking;
 mod engine;
 mod guard;
 mod held;
@@ -32,22 +37,23 @@ mod keeper;
 mod local_queue;
 mod release;
 mod renewals;
-mod retry;
+mod request_limit;
+mod retry_strategy;
 mod waiting;
 
 pub(crate) use self::{
     acquire::AcquireTerms,
     acquisition::{Acquisition, Granted},
     engine::Engine,
-    guard::LeaseGuard,
+    guard::{Conversion, LeaseGuard},
     held::run_until,
     release::{Janitor, Release},
-    retry::try_limit,
+    retry_strategy::try_limit,
     waiting::{Waiting, Woken},
 };
 pub use self::{
     held::Lease,
-    retry::{Retry, RetryStrategy},
+    retry_strategy::{Retry, RetryStrategy},
 };
 
 use std::time::Duration;
@@ -55,9 +61,9 @@ use std::time::Duration;
 /// How a lease is kept while it is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Upkeep {
-    /// How often the lease is renewed; never, if there is none.
+    /// How often the lease is renewed. `None` for a fixed lease, which is never renewed.
     pub(crate) renew_every: Option<Duration>,
-    /// How long it may be held in all.
+    /// How long the lease may be held in all.
     pub(crate) max_hold: Duration,
 }
 

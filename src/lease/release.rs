@@ -1,8 +1,8 @@
-//! Releases, which happen whatever becomes of their callers.
+//! Releases, which must happen whatever becomes of their callers.
 //!
-//! Its caller polls a release. If the caller drops it, or the backend does not answer, the release
-//! goes on in a task. If the runtime of that task is gone, the lease ends by itself.
-//! `docs/decisions/renewal-and-release.md` explains the order of the steps.
+//! The caller polls its own release. If the caller drops the future, or the backend does not
+//! answer, the release goes on in a task. If the runtime of that task ends, the lease ends by
+//! itself. `docs/decisions/renewal-and-release.md` explains the order of the steps.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,13 +21,14 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// How long a server that does not answer may still run an acquisition: it may be suspended.
+/// After how long a suspended server that does not answer may still run an acquisition.
 const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
-/// How long a shutdown waits for futures that their callers poll, and may not poll any more.
+/// How long a shutdown waits for acquisitions and releases that callers poll. A caller may not poll
+/// its future any more.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// The first pause between the releases of what may arrive late. Each further one is twice as long.
+/// The first pause between the releases of a late grant. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The releases of one backend.
@@ -35,7 +36,7 @@ pub(crate) struct Janitor {
     pub(crate) backend: Arc<dyn Leases>,
     /// Releases that no caller polls, and all other work for which the shutdown waits.
     pub(crate) tasks: TaskTracker,
-    /// Acquisitions and releases that their callers poll.
+    /// Acquisitions and releases that callers poll.
     pub(super) polled: TaskTracker,
     /// Cancelled when nothing new may begin.
     pub(crate) stop: CancellationToken,
@@ -51,8 +52,8 @@ impl Janitor {
         })
     }
 
-    /// Runs a pass, which goes on in a task if it does not end at once. Its caller may drop it or
-    /// not poll it.
+    /// Runs a pass, which goes on in a task unless the pass ends at once. So the caller may drop
+    /// this future, or not poll it.
     pub(super) async fn finish(
         &self,
         pass: impl Future<Output = Result<bool, BackendError>> + Send + 'static,
@@ -67,15 +68,16 @@ impl Janitor {
         }
     }
 
-    /// Stops the acquisitions: none starts any more, and those that wait fail.
+    /// Stops the acquisitions: no acquisition starts any more, and each acquisition that waits
+    /// fails.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.polled.close();
     }
 
-    /// Stops the acquisitions, and waits until the releases have ended or the limit passes. A
-    /// future that its caller does not poll is waited for only for a moment.
+    /// Stops the acquisitions, and waits until the releases have ended or the limit passes. Waits
+    /// only for a moment for futures that callers poll.
     pub(crate) async fn shutdown(&self, limit: Duration) {
         let end = after(Instant::now(), limit);
         self.stop();
@@ -89,7 +91,7 @@ impl Janitor {
 pub(crate) struct Release {
     pub(crate) janitor: Arc<Janitor>,
     pub(crate) claim: Claim,
-    /// The runtime of the acquisition, for what goes on in a task.
+    /// The runtime of the acquisition, where a task repeats the release.
     pub(super) runtime: Handle,
     /// A request of the acquisition had no answer, and may be granted after the release.
     pub(super) outcome_unknown: bool,
@@ -101,28 +103,29 @@ impl Release {
         Self { janitor, claim, runtime: Handle::current(), outcome_unknown: false }
     }
 
-    /// Releases the lease. Returns whether it was held.
+    /// Releases the lease. Returns whether the lease was held.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, the release goes on in a task.
+    /// If the future is dropped after its first poll, the release goes on in a task.
     pub(crate) async fn end(self) -> Result<bool, BackendError> {
-        let mut owed = OwedRelease { release: self, is_settled: false };
-        let Self { janitor, claim, .. } = &owed.release;
-        let released = janitor.backend.release(claim);
-        let answer = janitor.polled.track_future(released).await;
-        owed.is_settled = true;
-        owed.release.ended(answer)
+        let mut guard = UnansweredRelease { release: self, is_answered: false };
+        let Self { janitor, claim, .. } = &guard.release;
+        let request = janitor.backend.release(claim);
+        let answer = janitor.polled.track_future(request).await;
+        guard.is_answered = true;
+        guard.release.ended(answer)
     }
 
-    /// Releases in a task what may be granted, or has a queue entry.
+    /// Releases in a task the lease and the queue entry that the claim may have.
     pub(crate) fn undo(&self) {
         self.clone().go_on(false);
     }
 
-    /// Goes on in a task if anything may still be held after this answer. Returns the answer.
+    /// Goes on in a task if the claim may still have a lease after this answer, or may get a lease.
+    /// Returns the answer.
     pub(super) fn ended(&self, answer: Result<bool, BackendError>) -> Result<bool, BackendError> {
-        // Without an answer, the lease may be released later.
+        // Without an answer, the server may run the release later, or never.
         let outcome_unknown = self.outcome_unknown || answer.is_err();
         if outcome_unknown {
             Self { outcome_unknown, ..self.clone() }.go_on(answer.is_ok());
@@ -130,37 +133,37 @@ impl Release {
         answer
     }
 
-    /// Releases in a task what may be held. If the backend has answered, that is only what may
-    /// arrive late.
+    /// Releases in a task what the claim may have. If the backend has answered, only a late grant
+    /// is left to be released.
     pub(super) fn go_on(self, is_answered: bool) {
         let janitor = self.janitor.clone();
         let runtime = self.runtime.clone();
         janitor.tasks.spawn_on(async move { self.repeat(is_answered).await }, &runtime);
     }
 
-    /// Releases until there is an answer, or the lease must have ended by itself. Then releases
-    /// what may come to be held: an acquisition on a broken connection may arrive after its
-    /// release, and a server that stood still may run it however late it answers.
+    /// Releases until there is an answer, or the lease must have ended by itself. Then releases a
+    /// late grant: an acquisition on a broken connection may arrive after its release, and a server
+    /// that stood still may run an acquisition very late.
     async fn repeat(&self, is_answered: bool) {
-        let begun = Instant::now();
+        let since = Instant::now();
         let life = self.claim.lease.max(QUEUE_ENTRY_LIFE);
-        let is_answered = is_answered || self.until_answered(after(begun, life)).await;
+        let is_answered = is_answered || self.until_answered(after(since, life)).await;
         if !self.outcome_unknown {
             return;
         }
-        let late = async {
-            if is_answered || self.until_answered(after(begun, LONGEST_SILENCE)).await {
+        let late_grants = async {
+            if is_answered || self.until_answered(after(since, LONGEST_SILENCE)).await {
                 self.release_late_grants().await;
             }
         };
         tokio::select! {
             biased;
-            () = late => {}
+            () = late_grants => {}
             () = self.janitor.stop.cancelled() => {}
         }
     }
 
-    /// Releases for another lease what may be granted late, with pauses that double.
+    /// Releases late grants for the time of one lease, with pauses that double.
     async fn release_late_grants(&self) {
         let end = after(Instant::now(), self.claim.lease);
         let mut pause = FIRST_PAUSE;
@@ -171,9 +174,10 @@ impl Release {
         }
     }
 
-    /// Releases, and tries again until this time. Returns whether the backend has answered.
+    /// Repeats the release until the backend answers, or until this time. Returns whether the
+    /// backend has answered.
     async fn until_answered(&self, end: Instant) -> bool {
-        static SAID: Rarely = Rarely::once_in(1);
+        static LOGGED: Rarely = Rarely::once_in(1);
         let mut connections = self.janitor.backend.new_connections();
         let mut pauses = Pauses::default();
         loop {
@@ -181,7 +185,7 @@ impl Release {
             let Err(error) = released else { return true };
             let next = Instant::now() + pauses.next();
             let is_last = next >= end;
-            if is_last || SAID.first() {
+            if is_last || LOGGED.first() {
                 let then = if is_last { "the lease expires" } else { "trying again" };
                 debug!(name = ?self.claim.name, error = %Chain(&error), "release failed; {then}");
             }
@@ -196,15 +200,16 @@ impl Release {
     }
 }
 
-/// A release that was begun. Dropped before its answer, it goes on in a task.
-struct OwedRelease {
+/// A release whose request is under way. If it is dropped before the answer, the release goes on in
+/// a task.
+struct UnansweredRelease {
     release: Release,
-    is_settled: bool,
+    is_answered: bool,
 }
 
-impl Drop for OwedRelease {
+impl Drop for UnansweredRelease {
     fn drop(&mut self) {
-        if !self.is_settled {
+        if !self.is_answered {
             self.release.clone().go_on(false);
         }
     }

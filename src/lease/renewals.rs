@@ -1,15 +1,15 @@
-//! Renews the leases that are held, and tells their holders when they are lost.
+//! Renews the held leases, and reports a loss to the holder.
 //!
-//! One task for each engine renews, while something is held and for a moment longer. So a caller
-//! that locks and unlocks in turn does not start the task each time. Leases that fall due together
-//! are renewed in chunks, of which a few are under way at each shard. A renewal that fails is tried
-//! again while the lease can still be held: only a refusal or the deadline is a loss.
+//! One task for each engine renews, while a lease is held and for a moment longer. So a caller that
+//! locks and unlocks again and again does not start the task each time. Leases that fall due
+//! together are renewed in chunks, of which a few are under way at each shard. A renewal that fails
+//! is repeated while the lease can still be held: only a refusal or the deadline is a loss.
 //!
-//! With each new connection, all leases are renewed at once that are not fixed: a new master may
-//! lack some of them.
+//! With each new connection, all leases that are not fixed are renewed at once, because a new
+//! master may lack some leases.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
-//! lease, less the drift. So it passes here before the lease ends on the server.
+//! lease, less the drift. So the deadline passes here before the lease ends at the server.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{Acquisition, Lease, Upkeep, local_queue::Slot};
+use super::{Acquisition, Lease, Upkeep, held::renewal_at, local_queue::Slot};
 use crate::{
     advice,
     backend::{Claim, Leases, Owner, RENEWAL_BATCH, Renewal, in_time},
@@ -39,31 +39,31 @@ use crate::{
 
 /// The chunks that may be under way at one shard.
 const CHUNKS: usize = 4;
-/// How long the task stays when nothing is held any more.
+/// How long the task stays when no lease is held any more.
 const LINGER: Duration = Duration::from_millis(250);
-/// How many leases one look takes at most, while other callers wait for the lock.
-const LOOK: usize = 2 * RENEWAL_BATCH;
+/// How many leases are checked under one lock of the schedule, for which other callers wait.
+const MOST_CHECKED: usize = 2 * RENEWAL_BATCH;
 
 /// The leases that are held through one engine.
 pub(crate) struct Renewals {
     backend: Arc<dyn Leases>,
     pub(super) counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
-    /// The chunks under way. A shard that does not answer costs the others nothing.
+    /// The chunks under way at each shard. A shard that does not answer delays no other shard.
     chunks: Shards<OnceLock<Semaphore>>,
-    /// Notified when the task must look earlier than it would.
-    changed: Notify,
+    /// Notified when the next check of the task becomes earlier.
+    earlier: Notify,
     pub(crate) meter: Meter,
-    /// How many fixed leases ended before their guards.
+    /// How many guards have outlasted their fixed lease.
     outlasted: AtomicU32,
 }
 
 #[derive(Default)]
 struct Schedule {
-    /// The leases that are held, each at its next look: to renew it, or at its deadline.
+    /// The held leases, each at the time of its next check: a renewal, or its deadline.
     held: BTreeMap<(Instant, Owner), Arc<Lease>>,
-    /// When the task looks by itself; `None` without a task.
-    looks: Option<Instant>,
+    /// When the task checks next, or ends. `None` without a task.
+    next_check: Option<Instant>,
 }
 
 impl Renewals {
@@ -73,7 +73,7 @@ impl Renewals {
             counters,
             schedule: Mutex::default(),
             chunks: Shards::default(),
-            changed: Notify::new(),
+            earlier: Notify::new(),
             meter: Meter::default(),
             outlasted: AtomicU32::new(0),
         })
@@ -96,21 +96,21 @@ impl Renewals {
         let lease = Lease::new(acquisition, upkeep, slot, self.counters.clone())?;
         let lease = Arc::new(lease);
         self.counters.acquired.add();
-        let look = lease.first_look();
+        let check = lease.first_check();
         let mut schedule = lock(&self.schedule);
-        schedule.look_at(look, lease.clone());
-        match schedule.looks {
+        schedule.insert(check, lease.clone());
+        match schedule.next_check {
             None => {
                 drop(schedule);
                 self.ensure_task();
             }
-            Some(by_itself) if look < by_itself => self.changed.notify_one(),
+            Some(next) if check < next => self.earlier.notify_one(),
             Some(_) => {}
         }
         Some(lease)
     }
 
-    /// Measures a lease whose guard ends.
+    /// Publishes how long a lease was held whose guard ends.
     pub(super) fn guard_ended(&self, lease: &Lease) {
         let is_lost = lease.is_over();
         let result = if is_lost { "lost" } else { "held" };
@@ -121,34 +121,34 @@ impl Renewals {
     }
 
     /// Stops the renewals of a lease, which is about to end with an operation. A renewal that came
-    /// after that would be taken for a loss.
+    /// after the operation would be taken for a loss.
     pub(super) fn close(&self, lease: &Lease) {
         let mut schedule = lock(&self.schedule);
         schedule.remove(lease);
         let ends = Instant::now() + LINGER;
-        if schedule.held.is_empty() && schedule.looks.is_some_and(|by_itself| by_itself > ends) {
-            schedule.looks = Some(ends);
-            self.changed.notify_one();
+        if schedule.held.is_empty() && schedule.next_check.is_some_and(|next| next > ends) {
+            schedule.next_check = Some(ends);
+            self.earlier.notify_one();
         }
     }
 
-    /// Renews leases at once that the backend may have ended, and so finds out.
+    /// Renews at once the leases that the backend may have ended. The answer shows which are lost.
     pub(crate) fn check(&self, which: impl Fn(&Claim) -> bool) {
         let mut schedule = lock(&self.schedule);
-        let all = schedule.held.values();
-        let found: Vec<_> = all.filter(|lease| which(&lease.release.claim)).cloned().collect();
+        let held = schedule.held.values();
+        let found: Vec<_> = held.filter(|lease| which(&lease.release.claim)).cloned().collect();
         for lease in &found {
             schedule.remove(lease);
             lock(&lease.times).is_in_doubt = true;
-            schedule.look_at(Instant::now(), lease.clone());
+            schedule.insert(Instant::now(), lease.clone());
         }
         if !found.is_empty() {
-            self.changed.notify_one();
+            self.earlier.notify_one();
         }
     }
 
-    /// Returns whether a lease of this owner is held here. This is asked seldom, so all leases are
-    /// looked through.
+    /// Returns whether a lease of this owner is held here. Calls are rare, so the method searches
+    /// all leases.
     pub(super) fn has(&self, owner: Owner) -> bool {
         lock(&self.schedule).held.keys().any(|(_, holder)| *holder == owner)
     }
@@ -156,8 +156,8 @@ impl Renewals {
     /// Starts the task in this runtime, unless it runs.
     fn ensure_task(self: &Arc<Self>) {
         let mut schedule = lock(&self.schedule);
-        if schedule.looks.is_none() {
-            schedule.looks = Some(Instant::now() + LINGER);
+        if schedule.next_check.is_none() {
+            schedule.next_check = Some(Instant::now() + LINGER);
             drop(schedule);
             let runtime = Handle::current().id();
             let task = RenewalTask { renewals: self.clone(), runtime, has_ended: false };
@@ -165,31 +165,33 @@ impl Renewals {
         }
     }
 
-    /// Returns how long the lease that is held for longest has been held.
+    /// Returns the longest time for which a held lease has been held.
     #[cfg(feature = "metrics")]
     pub(super) fn longest_hold(&self) -> Duration {
         let schedule = lock(&self.schedule);
-        let since = schedule.held.values().map(|lease| lease.granted.since).min();
-        since.map_or(Duration::ZERO, |since| since.elapsed())
+        let begins = schedule.held.values().map(|lease| lease.granted.since);
+        begins.min().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Returns when the task looks next. Returns `None` if it ends.
-    fn next_look(&self) -> Option<Instant> {
+    /// Returns when the task checks next. Returns `None` if the task ends.
+    fn next_check(&self) -> Option<Instant> {
         let mut schedule = lock(&self.schedule);
         let first = schedule.held.first_key_value().map(|((at, _), _)| *at);
-        let lingers = schedule.looks.filter(|looks| *looks > Instant::now());
-        schedule.looks = first.or(lingers);
-        schedule.looks
+        let lingers_until = schedule.next_check.filter(|next| *next > Instant::now());
+        schedule.next_check = first.or(lingers_until);
+        schedule.next_check
     }
 
-    /// Returns the leases to be renewed now, in chunks of one shard, and tells the losses. Leases
-    /// that fall due within a tenth of the first one's interval come along, so that chunks form.
+    /// Returns the leases to be renewed now, in chunks of one shard, and reports the losses. Leases
+    /// that fall due within a tenth of the first lease's interval are renewed too, so that chunks
+    /// form.
     fn due(&self) -> Vec<Vec<Arc<Lease>>> {
         let now = Instant::now();
         let mut shards = BTreeMap::<usize, Vec<Arc<Lease>>>::new();
         for lease in lock(&self.schedule).due(now) {
             let shard = self.backend.shard(&lease.release.claim.name);
-            shards.entry(shard).or_default().push(lease);
+            let due_there = shards.entry(shard).or_default();
+            due_there.push(lease);
         }
         let mut chunks = Vec::new();
         for due in shards.values() {
@@ -198,22 +200,25 @@ impl Renewals {
         chunks
     }
 
-    /// Renews a chunk of leases when its shard has few others under way.
+    /// Renews a chunk of leases, when few other chunks are under way at the shard.
     async fn renew(&self, chunk: Vec<Arc<Lease>>) {
         let Some(first) = chunk.first() else { return };
         let shard = self.chunks.of(self.backend.shard(&first.release.claim.name));
         let _permit = shard.get_or_init(|| Semaphore::new(CHUNKS)).acquire().await;
-        // A lease that was lost meanwhile is left to others.
-        let chunk: Vec<_> = chunk.into_iter().filter(|lease| !lease.is_lost()).collect();
-        if chunk.is_empty() {
-            return;
+        // A lease that was lost meanwhile must not be renewed, because another caller may wait.
+        let mut leases = Vec::with_capacity(chunk.len());
+        let mut claims = Vec::with_capacity(chunk.len());
+        for lease in chunk {
+            if !lease.is_lost() {
+                claims.push(lease.release.claim.clone());
+                leases.push(lease);
+            }
         }
+        let Some(shortest) = claims.iter().map(|claim| claim.lease).min() else { return };
         let sent = Instant::now();
-        let claims: Vec<_> = chunk.iter().map(|lease| lease.release.claim.clone()).collect();
-        // It leaves time for a second try.
-        let limit = claims.iter().map(|claim| claim.lease).min().unwrap_or_default() / 2;
-        let answer = in_time(limit, self.backend.renew(&claims)).await;
-        self.renewed(&chunk, sent, &answer);
+        // Half of the shortest lease leaves time for a second try.
+        let answer = in_time(shortest / 2, self.backend.renew(&claims)).await;
+        self.renewed(&leases, sent, &answer);
     }
 
     /// Notes the answer to a renewal that was sent at `sent`.
@@ -223,9 +228,9 @@ impl Renewals {
         sent: Instant,
         answer: &Result<Vec<Renewal>, BackendError>,
     ) {
-        static SAID: Rarely = Rarely::once_in(1);
+        static LOGGED: Rarely = Rarely::once_in(1);
         if let Err(error) = answer
-            && SAID.first()
+            && LOGGED.first()
         {
             debug!(error = %Chain(error), leases = leases.len(), "renewal failed");
         }
@@ -233,50 +238,49 @@ impl Renewals {
         for (at, lease) in leases.iter().enumerate() {
             let is_in_doubt = {
                 let mut times = lock(&lease.times);
-                times.renewing = false;
+                times.is_renewing = false;
                 times.is_in_doubt
             };
             let Some(lease) = schedule.remove(lease) else { continue };
-            // An answer with too few parts says of the rest that it is not held.
-            let renewal = match answer {
-                Ok(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
-                Err(_) => Renewal::Unknown,
-            };
-            if let Some(look) = lease.renewed(sent, renewal) {
-                // The doubt came while this renewal was under way, and may be about what followed.
-                let look = if is_in_doubt { Instant::now() } else { look };
-                schedule.look_at(look, lease);
+            if let Some(check) = lease.renewed(sent, renewal_at(answer, at)) {
+                // The doubt came while this renewal was under way, so the backend may have ended
+                // the lease after the renewal.
+                let check = if is_in_doubt { Instant::now() } else { check };
+                schedule.insert(check, lease);
             }
         }
     }
 }
 
 impl Schedule {
-    fn look_at(&mut self, at: Instant, lease: Arc<Lease>) {
+    /// Sets the next check of a held lease.
+    fn insert(&mut self, at: Instant, lease: Arc<Lease>) {
         lock(&lease.times).timer = at;
         self.held.insert((at, lease.release.claim.owner), lease);
     }
 
-    /// Takes a lease out, if it is still held.
+    /// Takes a lease out of the schedule. Returns `None` if the lease was not held any more.
     fn remove(&mut self, lease: &Lease) -> Option<Arc<Lease>> {
         let timer = lock(&lease.times).timer;
         self.held.remove(&(timer, lease.release.claim.owner))
     }
 
-    /// Returns the leases to be renewed now. Tells the losses of those whose deadline has passed.
+    /// Returns the leases to be renewed now. Reports the loss of each lease whose deadline has
+    /// passed.
     fn due(&mut self, now: Instant) -> Vec<Arc<Lease>> {
         let Some(((at, _), first)) = self.held.first_key_value() else { return Vec::new() };
         if *at > now {
             return Vec::new();
         }
         let until = now + first.upkeep.renew_every.unwrap_or_default() / 10;
-        let past = self.held.iter().take_while(|((at, _), _)| *at <= until).take(LOOK);
+        let past = self.held.iter().take_while(|((at, _), _)| *at <= until).take(MOST_CHECKED);
         let mut due: Vec<_> = past.map(|(_, lease)| lease.clone()).collect();
         due.retain(|lease| self.is_due(lease, now));
         due
     }
 
-    /// Returns whether a lease is to be renewed now. Tells its loss if its deadline has passed.
+    /// Returns whether a lease is to be renewed now. Reports the loss of the lease if its deadline
+    /// has passed.
     fn is_due(&mut self, lease: &Arc<Lease>, now: Instant) -> bool {
         self.remove(lease);
         if lease.is_lost() {
@@ -285,25 +289,27 @@ impl Schedule {
         }
         let mut times = lock(&lease.times);
         let is_wanted = lease.is_renewable(now) || times.is_in_doubt;
-        let renews = is_wanted && !times.renewing && !times.is_passing;
-        times.renewing |= renews;
-        times.is_in_doubt &= !renews;
+        let renews = is_wanted && !times.is_renewing && !times.is_converting;
+        if renews {
+            times.is_renewing = true;
+            times.is_in_doubt = false;
+        }
         let deadline = times.deadline;
         drop(times);
-        self.look_at(deadline, lease.clone());
+        self.insert(deadline, lease.clone());
         renews
     }
 
-    /// Makes the renewals due that are not under way.
+    /// Makes all renewals due, except for the renewals that are under way.
     fn renew_all(&mut self) {
         let now = Instant::now();
         for lease in take(&mut self.held).into_values() {
-            self.look_at(now, lease);
+            self.insert(now, lease);
         }
     }
 }
 
-/// The task that renews. If its runtime goes away, it goes on in the runtime of a held lease.
+/// The task that renews. If its runtime ends, another task goes on in the runtime of a held lease.
 struct RenewalTask {
     renewals: Arc<Renewals>,
     runtime: Id,
@@ -319,14 +325,14 @@ impl RenewalTask {
             for chunk in renewals.due() {
                 under_way.push(renewals.renew(chunk));
             }
-            let Some(next) = renewals.next_look() else {
+            let Some(next) = renewals.next_check() else {
                 self.has_ended = true;
                 return;
             };
             tokio::select! {
                 Some(()) = under_way.next() => {}
                 () = sleep_until(next) => {}
-                () = renewals.changed.notified() => {}
+                () = renewals.earlier.notified() => {}
                 Ok(()) = connections.changed() => lock(&renewals.schedule).renew_all(),
             }
         }
@@ -339,21 +345,21 @@ impl Drop for RenewalTask {
             return;
         }
         let mut schedule = lock(&self.renewals.schedule);
-        schedule.looks = None;
+        schedule.next_check = None;
         for lease in schedule.held.values() {
-            lock(&lease.times).renewing = false;
+            lock(&lease.times).is_renewing = false;
         }
         schedule.renew_all();
-        let mut others = HashMap::new();
+        let mut runtimes = HashMap::new();
         for lease in schedule.held.values() {
             let runtime = &lease.release.runtime;
             if runtime.id() != self.runtime {
-                others.entry(runtime.id()).or_insert_with(|| runtime.clone());
+                runtimes.entry(runtime.id()).or_insert_with(|| runtime.clone());
             }
         }
         drop(schedule);
-        // The first that still runs starts the task.
-        for runtime in others.into_values() {
+        // The first runtime that still runs starts the next task.
+        for runtime in runtimes.into_values() {
             let renewals = self.renewals.clone();
             runtime.spawn(async move { renewals.ensure_task() });
         }

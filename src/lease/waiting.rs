@@ -1,8 +1,8 @@
 //! The wait of one caller for a lease that another holder has.
 //!
-//! A waiter is woken by a push, the next wait of its strategy, or the end of its wait. The
-//! [keeper](super::keeper) wakes a waiter with a queue entry. Any other waiter is woken by the end
-//! of the lease in the way, or after 5 s.
+//! A push, the next wait of the strategy, and the end of the wait each wake a waiter. The
+//! [keeper](super::keeper) also wakes a waiter with a queue entry. A timer wakes any other waiter
+//! at the end of the lease in the way, or after 5 s.
 
 use std::{iter::empty, pin::pin, time::Duration};
 
@@ -17,33 +17,35 @@ use crate::{
     time::{Pauses, UNHEARD_LOOK, after},
 };
 
+/// How long a waiter without a queue entry sleeps at most.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
-/// After the end of a lease, its waiters look at random times within this.
+/// After the end of the lease in the way, the waiters send their claims at random times within
+/// this.
 const JITTER: Duration = Duration::from_millis(90);
 
-/// The shortest wait of a strategy, so that a waiter lets go of its thread.
+/// The shortest wait of a strategy, so that a waiter yields its thread.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// The wait of one caller. It costs nothing before the caller has to wait.
+/// The wait of one caller. Its cost begins when the caller has to wait.
 pub(crate) struct Waiting<'a> {
     pub(super) strategy: &'a dyn RetryStrategy,
-    /// The waits of the strategy, once one was needed.
+    /// The waits of the strategy. `None` before the first wait.
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
-    /// When the strategy's present wait ends.
-    until: Option<Instant>,
+    /// When the present wait of the strategy ends.
+    wait_end: Option<Instant>,
     limit: Duration,
     pub(super) deadline: Instant,
     /// The pauses after requests that failed.
     pauses: Pauses,
-    /// When the push came that has ended the last sleep, for the metrics.
+    /// When the push came that ended the last sleep, for the metrics.
     pub(crate) pushed_at: Option<Instant>,
 }
 
 /// What has ended the sleep of a waiter.
 pub(crate) enum Woken {
-    /// The waiter asks again.
+    /// A timer. The waiter sends its claim again.
     Again,
-    /// A push, after which the waiter asks again unless that settles the matter.
+    /// A push. The waiter sends its claim again, unless the push is an answer to the claim.
     Pushed(Change),
     /// The wait is over.
     TimeUp,
@@ -55,7 +57,7 @@ impl<'a> Waiting<'a> {
         Self {
             strategy,
             waits: None,
-            until: None,
+            wait_end: None,
             limit,
             deadline: after(since, limit),
             pauses: Pauses::default(),
@@ -68,7 +70,7 @@ impl<'a> Waiting<'a> {
         self.waits = Some(Box::new(empty()));
     }
 
-    /// Returns the error of a wait that its limit has ended, or the strategy.
+    /// Returns the error of a wait that the limit or the strategy has ended.
     pub(super) fn not_acquired(&self, claim: &Claim) -> Error {
         let why = if Instant::now() >= self.deadline {
             format!("within its wait limit of {:?}", self.limit)
@@ -85,7 +87,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Waits for an event. Returns `None` if the wait is over first. An event that has happened is
-    /// never too late.
+    /// returned, also after the end of the wait.
     pub(super) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = pin!(event);
         loop {
@@ -101,34 +103,34 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Returns when a waiter asks again that is not pushed to: one that finds the lease held for
-    /// another `remaining`. Returns `None` if the wait is over.
+    /// Returns when a waiter sends its claim again if no push comes. The last answer said that the
+    /// lease in the way lasts for another `remaining`. Returns `None` if the wait is over.
     ///
-    /// A queue entry, which the keeper keeps, lets the waiter sleep until its deadline.
-    pub(crate) fn wakes_after_look(
+    /// A waiter with a queue entry sleeps until its deadline, because the keeper keeps the entry.
+    pub(crate) fn wakes_after_answer(
         &mut self,
         acquisition: &mut Acquisition,
         remaining: Duration,
     ) -> Option<Instant> {
         self.pauses = Pauses::default();
         let now = Instant::now();
-        let is_heard = acquisition.listen().subscribe();
-        let mut look = self.deadline;
+        let is_subscribed = acquisition.listen().subscribe();
+        let mut next_try = self.deadline;
         if !acquisition.claim().waits {
             let jitter = random::up_to(JITTER);
-            look = now + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+            next_try = now + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
         }
-        if !is_heard {
-            look = look.min(now + random::upper_half(UNHEARD_LOOK));
+        if !is_subscribed {
+            next_try = next_try.min(now + random::upper_half(UNHEARD_LOOK));
         }
-        Some(look.min(self.strategy_wakes()?).min(self.deadline))
+        Some(next_try.min(self.strategy_wakes()?).min(self.deadline))
     }
 
-    /// Returns when a waiter asks again whose request has failed: when the shard can be expected to
-    /// answer. Returns `None` if the wait is over.
+    /// Returns when a waiter sends its claim again after a request that failed. By then, the shard
+    /// can be expected to answer. Returns `None` if the wait is over.
     pub(super) fn wakes_after_failure(&mut self) -> Option<Instant> {
-        let pause = after(Instant::now(), self.pauses.next());
-        Some(pause.min(self.strategy_wakes()?).min(self.deadline))
+        let next_try = after(Instant::now(), self.pauses.next());
+        Some(next_try.min(self.strategy_wakes()?).min(self.deadline))
     }
 
     /// Sleeps until a push comes for the claim, or until `wake`.
@@ -138,7 +140,7 @@ impl<'a> Waiting<'a> {
             biased;
             (change, at) = acquisition.listen().next_push() => {
                 self.pushed_at = Some(at);
-                // Pushes that come again and again do not lengthen the wait.
+                // A stream of pushes must not lengthen the wait.
                 let is_over = change == Change::Wake && Instant::now() >= self.deadline;
                 if is_over { Woken::TimeUp } else { Woken::Pushed(change) }
             }
@@ -150,21 +152,21 @@ impl<'a> Waiting<'a> {
         if wake >= self.deadline {
             return Woken::TimeUp;
         }
-        if self.until.is_some_and(|until| until <= wake) {
-            self.until = None;
+        if self.wait_end.is_some_and(|end| end <= wake) {
+            self.wait_end = None;
         }
         Woken::Again
     }
 
-    /// Returns the end of the strategy's present wait, or of its next one. Returns `None` if there
-    /// is none.
+    /// Returns the end of the present wait of the strategy, or of its next wait. Returns `None` if
+    /// the strategy has no further wait.
     fn strategy_wakes(&mut self) -> Option<Instant> {
-        if self.until.is_none() {
+        if self.wait_end.is_none() {
             let strategy = self.strategy;
             let waits = self.waits.get_or_insert_with(|| strategy.waits());
             let wait = waits.next()?;
-            self.until = Some(after(Instant::now(), wait.max(SHORTEST_WAIT)));
+            self.wait_end = Some(after(Instant::now(), wait.max(SHORTEST_WAIT)));
         }
-        self.until
+        self.wait_end
     }
 }

@@ -1,60 +1,60 @@
-//! The guards of locks that are held.
+//! The guard of a lock, and what a reader or a writer can do with its guard.
 
 use std::{marker::PhantomData, ops::Deref, sync::Arc};
 
+use super::traits::{Fenced, sealed::Sealed};
 use crate::{
     backend::Mode,
     error::Error,
-    lease::{Lease, LeaseGuard},
+    lease::{Conversion, Lease, LeaseGuard},
 };
 
-/// A lock that is held. How it is held has a name of its own, as [`MutexGuard`](super::MutexGuard).
+/// A lock that is held. Each way to hold a lock has an alias, such as
+/// [`MutexGuard`](super::MutexGuard).
 ///
-/// Its [lease](Lease) is renewed while the guard lives. A [dropped guard](super#dropped-guards)
-/// releases the lock. The guards of a [reentrant](super::ReentrantMutex) holder share one lease,
-/// and so do the clones of a [`ReadGuard`]. The last of them releases it.
-///
-/// # Examples
-///
-/// ```
-/// # async fn upgrade(lock: bellwether::lock::RwLock) -> Result<(), bellwether::Error> {
-/// match lock.read().await?.try_upgrade().await? {
-///     Ok(writer) => writer.downgrade().await?.unlock().await?,
-///     // There are other readers, and this one still reads.
-///     Err(reader) => reader.unlock().await?,
-/// }
-/// # Ok(()) }
-/// ```
+/// The [lease](Lease) of the lock is renewed while the guard lives. A [dropped
+/// guard](super#dropped-guards) releases the lock. The guards of a
+/// [reentrant](super::ReentrantMutex) holder share one lease, and so do the clones of a
+/// [`ReadGuard`]. The last guard of a lease releases the lock.
 #[derive(Debug)]
 #[must_use = "the lock is released when its guard is dropped"]
-pub struct Guard<Held> {
+pub struct Guard<Hold> {
     pub(super) lease: Arc<LeaseGuard>,
-    held: PhantomData<Held>,
+    hold: PhantomData<Hold>,
 }
 
-/// An [`RwLock`](super::RwLock) that is held beside other readers. It can be cloned. It has no
-/// fencing token, because several callers hold at once.
-pub type ReadGuard = Guard<SharedHold>;
+/// An [`RwLock`](super::RwLock) that is held beside other readers. The guard can be cloned. It has
+/// no fencing token, because several readers hold the lock at once.
+pub type ReadGuard = Guard<ReadHold>;
 
 /// An [`RwLock`](super::RwLock) that is held alone.
-pub type WriteGuard = Guard<SoleHold>;
+pub type WriteGuard = Guard<WriteHold>;
 
-/// How a [`ReadGuard`] holds its lock.
+/// The way in which a [`ReadGuard`] holds its lock: beside other readers.
 #[derive(Debug)]
-pub struct SharedHold;
+pub struct ReadHold;
 
-/// How a [`WriteGuard`] holds its lock.
+/// The way in which a [`WriteGuard`] holds its lock: alone.
 #[derive(Debug)]
-pub struct SoleHold;
+pub struct WriteHold;
 
-/// A way to hold a lock that gives each hold a [fencing token](Guard::fence).
-pub trait Fenced {}
+impl Sealed for WriteHold {}
 
-impl Fenced for SoleHold {}
+impl Fenced for WriteHold {}
 
-impl<Held> Guard<Held> {
-    /// Releases the lock. If several guards share its lease, the last of them does, and each
-    /// reports a loss.
+/// The answer to [`ReadGuard::try_upgrade`].
+#[derive(Debug)]
+#[must_use = "the lock is released when its guard is dropped"]
+pub enum Upgrade {
+    /// The reader has become the writer.
+    Done(WriteGuard),
+    /// There are other readers, and this reader still reads.
+    Busy(ReadGuard),
+}
+
+impl<Hold> Guard<Hold> {
+    /// Releases the lock. If several guards share its lease, the last guard releases the lock, and
+    /// each guard reports a loss.
     ///
     /// # Errors and cancel safety
     ///
@@ -65,44 +65,59 @@ impl<Held> Guard<Held> {
     /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is then
     ///   repeated in the background, and the lease ends by itself at the latest.
     pub async fn unlock(self) -> Result<(), Error> {
-        let lost = self.is_lost().then(|| self.lost_error());
-        match (Arc::into_inner(self.lease), lost) {
+        let loss = if self.is_lost() { Some(self.lost_error()) } else { None };
+        match (Arc::into_inner(self.lease), loss) {
             (Some(last), _) => last.release().await,
-            (None, lost) => lost.map_or(Ok(()), Err),
-        }
-    }
-
-    /// Makes this hold another one in one step, if its lease is not shared.
-    async fn pass_to<Other>(self, mode: Mode) -> Result<Result<Guard<Other>, Self>, Error> {
-        match Arc::try_unwrap(self.lease) {
-            Ok(lease) => Ok(lease.pass_to(mode).await?.map(Guard::from).map_err(Guard::from)),
-            Err(shared) => Ok(Err(shared.into())),
+            (None, Some(loss)) => Err(loss),
+            (None, None) => Ok(()),
         }
     }
 }
 
-impl<Held: Fenced> Guard<Held> {
+impl<Hold: Fenced> Guard<Hold> {
     /// Returns the fencing token, a number that grows with each holder of this lock and fits in an
     /// `i64`. The resource that the lock guards remembers the greatest token it has seen, and
-    /// refuses smaller ones (M. Kleppmann, "How to do distributed locking", 2016).
+    /// refuses smaller tokens (M. Kleppmann, "How to do distributed locking", 2016).
     pub fn fence(&self) -> u64 {
         self.lease.granted.fence
     }
 }
 
 impl ReadGuard {
-    /// Makes this reader the writer in one step. Returns the guard unchanged, in the inner `Err`,
-    /// if there are other readers, its own clones among them.
+    /// Makes this reader the writer in one step. Returns the guard unchanged, as
+    /// [`Upgrade::Busy`], if there are other readers. The clones of this guard are other readers.
     ///
-    /// It does not wait, because two readers that wait for each other to leave would wait for ever.
+    /// The method does not wait, because two readers that wait for each other to leave would wait
+    /// for ever.
     ///
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](crate::ErrorKind::Lost) if the
-    /// lock was no longer held. After an error, or if the future is dropped, both locks are given
-    /// up.
-    pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
-        self.pass_to(Mode::Write).await
+    /// lock was no longer held. After an error, or if the future is dropped, the read lock and the
+    /// write lock are both released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use bellwether::lock::{RwLock, Upgrade};
+    ///
+    /// # async fn upgrade(lock: RwLock) -> Result<(), bellwether::Error> {
+    /// match lock.read().await?.try_upgrade().await? {
+    ///     Upgrade::Done(writer) => writer.downgrade().await?.unlock().await?,
+    ///     Upgrade::Busy(reader) => reader.unlock().await?,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn try_upgrade(self) -> Result<Upgrade, Error> {
+        let lease = match Arc::try_unwrap(self.lease) {
+            Ok(lease) => lease,
+            // A clone of this guard is another reader.
+            Err(shared) => return Ok(Upgrade::Busy(shared.into())),
+        };
+        Ok(match lease.convert_to(Mode::Write).await? {
+            Conversion::Done(writer) => Upgrade::Done(writer.into()),
+            Conversion::Refused(reader) => Upgrade::Busy(reader.into()),
+        })
     }
 }
 
@@ -113,26 +128,35 @@ impl Clone for ReadGuard {
 }
 
 impl WriteGuard {
-    /// Makes this writer a reader in one step, and lets the next readers of the queue in. It has
-    /// the errors and the cancel safety of [`ReadGuard::try_upgrade`].
+    /// Makes this writer a reader in one step, and lets the next readers of the queue in. The
+    /// errors and the cancel safety are those of [`ReadGuard::try_upgrade`].
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
-        self.pass_to(Mode::Read).await?.map_err(|held| held.lost_error())
+        let lease = match Arc::try_unwrap(self.lease) {
+            Ok(lease) => lease,
+            // A writer's guard has no clones, so no other guard shares its lease.
+            Err(shared) => return Err(shared.lost_error()),
+        };
+        match lease.convert_to(Mode::Read).await? {
+            Conversion::Done(reader) => Ok(reader.into()),
+            // No other holder can be in the way of a writer, so the lease is lost.
+            Conversion::Refused(lost) => Err(lost.lost_error()),
+        }
     }
 }
 
-impl<Held> From<LeaseGuard> for Guard<Held> {
+impl<Hold> From<LeaseGuard> for Guard<Hold> {
     fn from(lease: LeaseGuard) -> Self {
         Arc::new(lease).into()
     }
 }
 
-impl<Held> From<Arc<LeaseGuard>> for Guard<Held> {
+impl<Hold> From<Arc<LeaseGuard>> for Guard<Hold> {
     fn from(lease: Arc<LeaseGuard>) -> Self {
-        Self { lease, held: PhantomData }
+        Self { lease, hold: PhantomData }
     }
 }
 
-impl<Held> Deref for Guard<Held> {
+impl<Hold> Deref for Guard<Hold> {
     type Target = Lease;
 
     fn deref(&self) -> &Lease {

@@ -10,8 +10,10 @@ use tokio::time::{Instant, sleep};
 use tracing::warn;
 
 use super::{
-    Locks, MutexGuard,
-    front::{Lock, Renews, ensure, through_outages},
+    builder::{Lock, ensure, through_outages},
+    mutex::MutexGuard,
+    space::LockSpace,
+    traits::{Renewed, sealed::Sealed},
 };
 use crate::{
     backend::{Mark, Mode, Owner, Tick, TickStep},
@@ -22,70 +24,237 @@ use crate::{
     time::{instant, micros, utc},
 };
 
-const KEPT: Duration = Duration::from_secs(30 * 86_400);
+/// How long the server keeps the mark of a tick.
+const MARK_LIFE: Duration = Duration::from_secs(30 * 86_400);
 /// How far a tick may be ahead of the server, unless a job sets another time.
 const MOST_AHEAD: Duration = Duration::from_secs(86_400);
-/// How often [`Ticks`] look at a mark that is ahead of the server, and tell the log of it.
-const LOOK_AT_FUTURE: Duration = Duration::from_secs(60);
+/// How often [`Ticks`] read a mark that is ahead of the server, and write that to the log.
+const FUTURE_MARK_INTERVAL: Duration = Duration::from_secs(60);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 /// Backends compare ticks of at most 16 digits, which suffice until 2286.
 const END_OF_TICKS: u64 = 10_u64.pow(16);
 
-/// The kind of a [job](Locks::once) or of [`Ticks`].
+/// The kind of a [`Job`] or of [`Ticks`].
 #[derive(Clone, Debug)]
 pub struct Scheduled<When> {
     runs_again: bool,
     when: When,
 }
 
-impl<When> Renews for Scheduled<When> {}
+impl<When> Sealed for Scheduled<When> {}
 
-impl Locks {
-    /// Returns a job for a tick, for which one process of the fleet gets a turn.
-    ///
-    /// The tick is the instant in the schedule, and not the time at which a process asks, so clocks
-    /// may differ. The server remembers the last tick begun for 30 days, and gives no turn for one
-    /// that is not greater. If it loses that, a tick may run once more. A tick that lies [too far
-    /// ahead](Job::max_ahead) of the server's time is refused.
-    pub fn once(&self, name: impl Into<Key>, tick: impl Into<SystemTime>) -> Job {
-        let when = OneTick { tick: tick.into(), kept: KEPT, ahead: MOST_AHEAD };
-        self.scheduled(name.into(), when)
+impl<When> Renewed for Scheduled<When> {}
+
+/// A job that runs once, [for a tick](super::Locks::once) or [for an id](super::Locks::once_id), as
+/// the [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows.
+pub type Job = Lock<Scheduled<OneTick>>;
+
+/// The schedule of a [`Job`]: one tick, or one id.
+#[derive(Clone, Debug)]
+pub struct OneTick {
+    /// `None` for an id.
+    tick: Option<SystemTime>,
+    /// How long the server keeps the mark.
+    mark_life: Duration,
+    /// How far the tick may be ahead of the server, if the program has set that.
+    max_ahead: Option<Duration>,
+}
+
+impl Job {
+    pub(super) fn for_tick(space: &LockSpace, name: Key, tick: SystemTime) -> Self {
+        Lock::scheduled(
+            space,
+            name,
+            OneTick { tick: Some(tick), mark_life: MARK_LIFE, max_ahead: None },
+        )
     }
 
-    /// Returns a job for an id that has no place in an order, such as the id of an event.
-    ///
-    /// The id is remembered for `keep` from the beginning of its turn and again from its end, so
-    /// `keep` must be longer than the work. Turns of different ids run beside each other: each is
-    /// the mutex of the name and the id, joined by a colon.
-    pub fn once_id(&self, name: impl Into<Key>, id: impl Into<Key>, keep: Duration) -> Job {
+    pub(super) fn for_id(space: &LockSpace, name: &Key, id: &Key, keep: Duration) -> Self {
         // The first colon ends the name.
-        let name = name.into().as_str().replace('%', "%25").replace(':', "%3A");
-        let when = OneTick { tick: SystemTime::UNIX_EPOCH, kept: keep, ahead: MOST_AHEAD };
-        self.scheduled(format!("{name}:{}", id.into()).into(), when)
+        let name = name.as_str().replace('%', "%25").replace(':', "%3A");
+        let when = OneTick { tick: None, mark_life: keep, max_ahead: None };
+        Lock::scheduled(space, format!("{name}:{id}").into(), when)
     }
 
-    /// Returns the turns of a job that runs once in each period, in one process of the fleet. At
-    /// its first start there it runs at once, for the period that has begun.
-    pub fn every(&self, name: impl Into<Key>, period: Duration) -> Ticks {
-        self.scheduled(name.into(), EachTick { period, last: None })
+    /// Begins the tick. Returns `None` if this tick or a later tick was begun before. Also returns
+    /// `None` if a turn or any other caller holds the [mutex](super::Locks::mutex) of the name.
+    ///
+    /// A process may ask for a tick late, and again after an error. A tick that comes while the
+    /// turn of an earlier tick still runs is missed, unless a process asks for it again. With
+    /// [`at_least_once`](Self::at_least_once), the call waits while the mutex is held. So the tick
+    /// runs here if the turn in the way crashes.
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
+    /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286,
+    /// and for a tick [too far ahead](Self::max_ahead) of the server. After `Backend`, or if the
+    /// future is dropped, the tick may be begun, and then counts as crashed.
+    pub async fn begin(&self) -> Result<Option<Turn>, Error> {
+        let OneTick { tick, mark_life, max_ahead } = self.kind.when;
+        ensure(tick.is_some() || max_ahead.is_none(), || {
+            format!("`max_ahead` has no effect on the id {:?}; remove the setting", self.key)
+        })?;
+        let max_ahead = max_ahead.unwrap_or(MOST_AHEAD);
+        let tick = self.micros_of(tick.unwrap_or(SystemTime::UNIX_EPOCH))?;
+        let seen = self.read_mark().await?;
+        let latest = seen.server_time.saturating_add(micros(max_ahead));
+        ensure(tick <= latest, || {
+            let name = &self.key;
+            let tick = utc(instant(tick));
+            let server_time = utc(instant(seen.server_time));
+            format!(
+                "the tick of {name:?} is {tick}, which is more than {max_ahead:?} ahead of the \
+                 server's time {server_time}; correct the clock, or set `max_ahead`"
+            )
+        })?;
+        if seen.mark.is_some_and(|mark| mark.tick > latest) {
+            seen.warn_of_future_mark(&self.key);
+        }
+        let waits = self.kind.runs_again;
+        match self.begin_due(&DueRule::Once(tick), &seen, mark_life, waits).await? {
+            DueTick::Begun(turn) => Ok(Some(turn)),
+            DueTick::NotNow { .. } => Ok(None),
+        }
     }
 
-    fn scheduled<When>(&self, name: Key, when: When) -> Lock<Scheduled<When>> {
-        let kind = Scheduled { runs_again: false, when };
-        Lock::new(&self.space, name, kind).standing_by()
+    /// Sets how far a tick may lie ahead of the server's time. Defaults to one day.
+    ///
+    /// The mark of a tick keeps all earlier ticks from running. So one process whose clock is a
+    /// year ahead would stop the job for every process. Instead, the tick of that process is an
+    /// [`InvalidConfig`](ErrorKind::InvalidConfig) error, which names both times. So is this
+    /// setting for the job of an [id](super::Locks::once_id), which has no time.
+    pub fn max_ahead(mut self, limit: Duration) -> Self {
+        self.kind.when.max_ahead = Some(limit);
+        self
+    }
+
+    /// Returns a tick in microseconds since 1970.
+    fn micros_of(&self, tick: SystemTime) -> Result<u64, Error> {
+        let since = tick.duration_since(SystemTime::UNIX_EPOCH).map(micros);
+        match since {
+            Ok(since) if since < END_OF_TICKS => Ok(since),
+            _ => {
+                let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
+                Err(Error::new(ErrorKind::InvalidConfig, why))
+            }
+        }
+    }
+}
+
+/// The turns of a job that runs at intervals, as the
+/// [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows.
+/// [`Locks::every`](super::Locks::every) creates it.
+pub type Ticks = Lock<Scheduled<EachTick>>;
+
+/// The schedule of [`Ticks`].
+#[derive(Clone, Debug)]
+pub struct EachTick {
+    period: Duration,
+    last_turn: Option<LastTurn>,
+}
+
+/// The last turn that [`Ticks`] have returned.
+#[derive(Clone, Copy, Debug)]
+struct LastTurn {
+    tick: u64,
+    returned_at: Instant,
+}
+
+impl Ticks {
+    pub(super) fn new(space: &LockSpace, name: Key, period: Duration) -> Self {
+        Lock::scheduled(space, name, EachTick { period, last_turn: None })
+    }
+
+    /// Waits for a tick that is to run here, and returns its turn.
+    ///
+    /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A
+    ///   daily job runs at midnight UTC.
+    /// - **Of the ticks that were missed**, the latest runs: after a turn that took longer than the
+    ///   period, after an outage, and at the first start.
+    /// - **If the backend does not answer**, the call tries again after a pause, and writes that to
+    ///   the log once a minute.
+    /// - **If the clock of the server was ahead**, by an hour say, and came back, the ticks up to
+    ///   the last tick that was begun have run. No tick runs until the clock has passed that tick.
+    ///   The same holds for a [mark](Self::mark) that a [`once`](super::Locks::once) of this name
+    ///   has set in the future. The log has a line once a minute. [`clear_mark`](Self::clear_mark)
+    ///   ends the wait within a minute, and ticks that have run may run again.
+    /// - **A tick that crashes here** is returned again after a lease, if it runs [at least
+    ///   once](Self::at_least_once). Other processes may run it at once.
+    ///
+    /// Only an error of this method ends a loop of turns. Any other error belongs to one turn.
+    ///
+    /// # Errors
+    ///
+    /// The `ShutDown`, `InvalidKey` and `InvalidConfig` of [all
+    /// locks](super#errors-and-cancel-safety). The period is from 10 ms to 30 days.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a tick may be begun, and then counts as crashed.
+    pub async fn next(&mut self) -> Result<Turn, Error> {
+        let period = self.kind.when.period;
+        ensure((SHORTEST_PERIOD..=MARK_LIFE).contains(&period), || {
+            let name = &self.key;
+            format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
+        })?;
+        let stopped = self.space.engine.janitor.stop.cancelled();
+        let turn = match run_until(stopped, self.next_turn()).await {
+            Some(turn) => turn?,
+            None => return Err(Error::shut_down()),
+        };
+        self.kind.when.last_turn =
+            Some(LastTurn { tick: turn.tick.at, returned_at: Instant::now() });
+        Ok(turn)
+    }
+
+    async fn next_turn(&self) -> Result<Turn, Error> {
+        let logged = Rarely::default();
+        let EachTick { period, last_turn } = self.kind.when;
+        let period = micros(period);
+        let schedule = DueRule::Every { period, last_turn, rest: self.lease };
+        loop {
+            let attempt = async || {
+                let seen = self.read_mark().await?;
+                let due = self.begin_due(&schedule, &seen, MARK_LIFE, true).await?;
+                Ok((seen, due))
+            };
+            let (seen, due) = through_outages("a job", attempt).await?;
+            let server_time = match due {
+                DueTick::Begun(turn) => return Ok(turn),
+                DueTick::NotNow { server_time } => server_time,
+            };
+            let mut pause = Duration::from_micros(period - server_time % period);
+            if schedule.tick_at(server_time).is_none() {
+                // A tick that crashed here rests for a lease.
+                pause = pause.min(self.lease);
+            }
+            if seen.mark.is_some_and(|mark| mark.tick > server_time) {
+                if logged.first() {
+                    seen.warn_of_future_mark(&self.key);
+                }
+                pause = pause.min(FUTURE_MARK_INTERVAL);
+            }
+            sleep(pause).await;
+        }
     }
 }
 
 impl<When> Lock<Scheduled<When>> {
-    /// Makes a tick whose turn crashes run again, unless a later one has begun. A turn crashes if
+    fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
+        let kind = Scheduled { runs_again: false, when };
+        Lock::of_kind(space, name, kind).standing_by()
+    }
+
+    /// Makes a tick whose turn crashes run again, unless a later tick has begun. A turn crashes if
     /// it ends before it is [`done`](Turn::done): its process ends, its lease is lost, or it is
     /// dropped.
     ///
     /// Without this setting, the tick is skipped, so it runs at most once. The next turn
-    /// [tells](Turn::previous) of it, and the [guide] says how to be told sooner. The ticks within
-    /// a [lease](Self::lease) of a crash are missed too, and with this setting they wait. A process
-    /// that was suspended past its lease may run a tick beside another one, and only the
-    /// [fence](super::MutexGuard::fence) protects.
+    /// [reports](Turn::previous) the crash, and the [guide] says how to learn of it sooner. The
+    /// ticks within a [lease](Self::lease) of a crash are missed too. With this setting, these
+    /// ticks wait. A process that was suspended past its lease may run a tick at the same time as
+    /// another process, and only the [fence](super::MutexGuard::fence) protects.
     ///
     /// [guide]: crate::guide#a-job-that-runs-once-in-the-fleet
     pub fn at_least_once(mut self) -> Self {
@@ -94,7 +263,7 @@ impl<When> Lock<Scheduled<When>> {
     }
 
     /// Returns the mark of the job: the last tick whose turn was begun. Returns `None` if the
-    /// server remembers none.
+    /// server remembers no tick.
     ///
     /// # Errors and cancel safety
     ///
@@ -117,30 +286,90 @@ impl<When> Lock<Scheduled<When>> {
     /// # Ok(()) }
     /// ```
     pub async fn mark(&self) -> Result<Option<JobMark>, Error> {
-        let look = self.look().await?;
-        let mark = look.mark.map(|Mark { tick, begun_by }| JobMark {
+        let seen = self.read_mark().await?;
+        let Some(Mark { tick, begun_by }) = seen.mark else { return Ok(None) };
+        Ok(Some(JobMark {
             tick: instant(tick),
             is_done: begun_by.is_none(),
-            server_time: instant(look.now),
-        });
-        Ok(mark)
+            server_time: instant(seen.server_time),
+        }))
     }
 
     /// Removes the mark of the job, or the foreign data in its place. Returns `true` if there was
     /// something to remove.
     ///
-    /// This is for a mark that lies in the future, which keeps all earlier ticks from running. Any
-    /// tick may begin then, also one that has run. A turn that is under way sets its mark again
-    /// when it is [done](Turn::done).
+    /// This is for a mark that lies in the future, which keeps all earlier ticks from running.
+    /// After the call, any tick may begin, also a tick that has run. A turn that is under way sets
+    /// its mark again when the turn is [done](Turn::done).
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, this asks again, and
-    /// may return `false` although it has removed the mark.
+    /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, the call repeats its
+    /// request, and may return `false` although it has removed the mark.
     pub async fn clear_mark(&self) -> Result<bool, Error> {
         let claim = self.claim(Mode::Exclusive)?;
-        let forget = Tick { at: 0, step: TickStep::Forget, kept: KEPT };
-        Ok(self.space.engine.janitor.mark(&claim, forget).await?.is_set)
+        let forget = Tick { at: 0, step: TickStep::Forget, kept: MARK_LIFE };
+        let marked = self.space.engine.janitor.mark(&claim, forget).await?;
+        Ok(marked.is_set)
+    }
+
+    /// Reads the mark and the time of the server.
+    async fn read_mark(&self) -> Result<SeenMark, Error> {
+        self.upkeep()?;
+        // The claim has no lease, so the request sets no mark.
+        let claim = self.claim(Mode::Exclusive)?;
+        let question = Tick { at: 0, step: TickStep::Begin, kept: MARK_LIFE };
+        let marked = self.space.engine.janitor.mark(&claim, question).await?;
+        Ok(SeenMark {
+            mark: marked.before,
+            server_time: marked.now,
+            at: Instant::now(),
+            stranger: claim.owner,
+        })
+    }
+
+    /// Begins the tick of the schedule that is due. `waits` says whether to wait for the mutex.
+    async fn begin_due(
+        &self,
+        schedule: &DueRule,
+        seen: &SeenMark,
+        mark_life: Duration,
+        waits: bool,
+    ) -> Result<DueTick, Error> {
+        let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
+        self.publish(schedule, seen.mark.map(|mark| mark.tick));
+        let Some(at) = schedule.tick_at(seen.server_time_now()) else { return Ok(seen.not_now()) };
+        let tick = Tick { at, step, kept: mark_life };
+        if !tick.is_possible(seen.mark, seen.stranger) {
+            return Ok(seen.not_now());
+        }
+        let acquired = if waits {
+            Some(self.acquire_in(Mode::Exclusive).await?)
+        } else {
+            self.try_acquire_in(Mode::Exclusive).await?
+        };
+        let Some(lease) = acquired else { return Ok(seen.not_now()) };
+        // During the wait, a later tick may have become due.
+        let Some(at) = schedule.tick_at(seen.server_time_now()) else { return Ok(seen.not_now()) };
+        let tick = Tick { at, ..tick };
+        let marked = self.space.engine.janitor.mark(&lease.release.claim, tick).await?;
+        if marked.is_set {
+            self.publish(schedule, Some(tick.at));
+            let turn = Turn { guard: lease.into(), tick, previous: marked.before };
+            return Ok(DueTick::Begun(turn));
+        }
+        if tick.is_possible(marked.before, lease.release.claim.owner) {
+            return Err(lease.lost_error());
+        }
+        Ok(seen.not_now())
+    }
+
+    /// Publishes the period and the last tick of a job that runs at intervals.
+    fn publish(&self, schedule: &DueRule, last_tick: Option<u64>) {
+        if let DueRule::Every { period, .. } = schedule {
+            let period = Duration::from_micros(*period);
+            self.space.engine.renewals.meter.job(&self.key.text, period, last_tick);
+        }
     }
 }
 
@@ -148,11 +377,11 @@ impl<When> Lock<Scheduled<When>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JobMark {
-    /// The tick. It says nothing for an [id](Locks::once_id).
+    /// The tick. The tick of an [id](super::Locks::once_id) has no meaning.
     pub tick: SystemTime,
-    /// Whether its turn is [done](Turn::done). If not, the turn runs or has crashed.
+    /// Whether the turn of the tick is [done](Turn::done). If not, the turn runs or has crashed.
     pub is_done: bool,
-    /// The time of the server at the moment of asking. A mark that is ahead of it keeps all earlier
+    /// The time of the server when it answered. A mark that is ahead of this time keeps all earlier
     /// ticks from running.
     pub server_time: SystemTime,
 }
@@ -168,172 +397,59 @@ impl fmt::Display for JobMark {
     }
 }
 
-/// The tick of a job, and how long it is remembered.
-#[derive(Clone, Debug)]
-pub struct OneTick {
-    tick: SystemTime,
-    kept: Duration,
-    /// How far the tick may be ahead of the server.
-    ahead: Duration,
+/// Which tick is due at a time of the server. Ticks and times are microseconds since 1970.
+enum DueRule {
+    /// This tick, at any time.
+    Once(u64),
+    /// The last multiple of the period. A tick whose turn has begun here rests, so that work that
+    /// always crashes is not tried without a pause.
+    Every { period: u64, last_turn: Option<LastTurn>, rest: Duration },
 }
 
-/// A job that runs once, [for a tick](Locks::once) or [for an id](Locks::once_id), as the
-/// [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows.
-pub type Job = Lock<Scheduled<OneTick>>;
-
-impl Job {
-    /// Sets how far a tick may lie ahead of the server's time. Defaults to one day.
-    ///
-    /// The mark of a tick keeps all earlier ones from running. So one process whose clock is a year
-    /// ahead would stop the job for everyone. Its tick is an
-    /// [`InvalidConfig`](ErrorKind::InvalidConfig) in place of that. The error names both times.
-    pub fn max_ahead(mut self, limit: Duration) -> Self {
-        self.kind.when.ahead = limit;
-        self
-    }
-
-    /// Begins the tick. Returns `None` if this tick or a later one was begun before, or if the
-    /// [mutex](Locks::mutex) of the name is held, by a turn or by any other caller.
-    ///
-    /// A tick may be asked for late, and again after an error. A tick that comes while the turn of
-    /// an earlier one still runs is missed, unless it is asked for again. With
-    /// [`at_least_once`](Self::at_least_once) this waits while the mutex is held, so that the tick
-    /// runs here if the turn in the way crashes.
-    ///
-    /// # Errors and cancel safety
-    ///
-    /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
-    /// was lost before the tick began. `InvalidConfig` also for a tick before 1970 or after 2286,
-    /// and for one [too far ahead](Self::max_ahead) of the server. After `Backend`, or if the
-    /// future is dropped, the tick may be begun, and counts as crashed then.
-    pub async fn begin(&self) -> Result<Option<Turn>, Error> {
-        let OneTick { tick, kept, ahead } = self.kind.when;
-        let since = tick.duration_since(SystemTime::UNIX_EPOCH).ok();
-        let Some(tick) = since.map(micros).filter(|tick| *tick < END_OF_TICKS) else {
-            let why = format!("the tick of {:?} is not between 1970 and 2286", self.key);
-            return Err(Error::new(ErrorKind::InvalidConfig, why));
-        };
-        let look = self.look().await?;
-        let latest = look.now.saturating_add(micros(ahead));
-        ensure(tick <= latest, || {
-            let (name, tick, now) = (&self.key, utc(instant(tick)), utc(instant(look.now)));
-            format!(
-                "the tick of {name:?} is {tick}, which is more than {ahead:?} ahead of the \
-                 server's time {now}; correct the clock, or set `max_ahead`"
-            )
-        })?;
-        if look.mark.is_some_and(|mark| mark.tick > latest) {
-            look.warn_of_future(&self.key);
-        }
-        match self.begin_due(&look, kept, self.kind.runs_again, |_| Some(tick), None).await? {
-            DueTick::Begun(turn) => Ok(Some(turn)),
-            DueTick::NotNow { .. } => Ok(None),
-        }
-    }
-}
-
-/// The turns of a job that runs at intervals, as the
-/// [guide](crate::guide#a-job-that-runs-once-in-the-fleet) shows. Created by [`Locks::every`].
-pub type Ticks = Lock<Scheduled<EachTick>>;
-
-/// The schedule of [`Ticks`].
-#[derive(Clone, Debug)]
-pub struct EachTick {
-    period: Duration,
-    /// The tick of the last turn here, and when it began.
-    last: Option<(u64, Instant)>,
-}
-
-impl Ticks {
-    /// Waits for a tick that is to run here, and returns its turn.
-    ///
-    /// - **The ticks** are the multiples of the period since 1970, by the clock of the server. A
-    ///   daily job runs at midnight UTC.
-    /// - **Of the ticks that were missed**, the latest runs: after a turn that took longer than the
-    ///   period, after an outage, and at the first start.
-    /// - **If the backend does not answer**, this tries again after a pause, and says so in the log
-    ///   once a minute.
-    /// - **If the clock of the server was ahead**, by an hour say, and came back, the ticks up to
-    ///   the last one that was begun have run, and none runs until the clock has passed that one.
-    ///   The same holds for a [mark](Self::mark) that a [`once`](Locks::once) of this name has set
-    ///   in the future. The log tells once a minute. [`clear_mark`](Self::clear_mark) ends the
-    ///   wait within a minute, and ticks that have run may run again.
-    /// - **A tick that crashes here** is returned again after a lease, if it runs [at least
-    ///   once](Self::at_least_once). Other processes may run it at once.
-    ///
-    /// Only an error of this method ends a loop of turns. All others belong to one turn.
-    ///
-    /// # Errors
-    ///
-    /// The `ShutDown`, `InvalidKey` and `InvalidConfig` of [all
-    /// locks](super#errors-and-cancel-safety). The period is from 10 ms to 30 days.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a tick may be begun, and counts as crashed then.
-    pub async fn next(&mut self) -> Result<Turn, Error> {
-        let EachTick { period, last } = self.kind.when;
-        ensure((SHORTEST_PERIOD..=KEPT).contains(&period), || {
-            let name = &self.key;
-            format!("the period of {name:?} is {period:?}; set it from 10 ms to 30 days")
-        })?;
-        let (period, lease) = (micros(period), self.lease);
-        // Work that always crashes is not done without a pause.
-        let rests = |tick| last.is_some_and(|(last, at)| last == tick && at.elapsed() < lease);
-        let tick = |now| Some(now - now % period).filter(|tick| !rests(*tick));
-        let due = async {
-            let told = Rarely::default();
-            loop {
-                let begins = async || {
-                    let look = self.look().await?;
-                    let begun = self.begin_due(&look, KEPT, true, tick, Some(period)).await?;
-                    Ok((look, begun))
-                };
-                let (look, begun) = through_outages("a job", begins).await?;
-                let now = match begun {
-                    DueTick::Begun(turn) => return Ok(turn),
-                    DueTick::NotNow { now } => now,
-                };
-                let next = Duration::from_micros(period - now % period);
-                let pause = if tick(now).is_some() { next } else { next.min(lease) };
-                let is_ahead = look.mark.is_some_and(|mark| mark.tick > now);
-                if is_ahead && told.first() {
-                    look.warn_of_future(&self.key);
-                }
-                sleep(if is_ahead { pause.min(LOOK_AT_FUTURE) } else { pause }).await;
+impl DueRule {
+    /// Returns the tick that is due at this time of the server, if a tick is due.
+    fn tick_at(&self, server_time: u64) -> Option<u64> {
+        match self {
+            Self::Once(tick) => Some(*tick),
+            Self::Every { period, last_turn, rest } => {
+                let tick = server_time - server_time % period;
+                let rests = last_turn
+                    .is_some_and(|last| last.tick == tick && last.returned_at.elapsed() < *rest);
+                if rests { None } else { Some(tick) }
             }
-        };
-        let stopped = self.space.engine.janitor.stop.cancelled();
-        let turn = run_until(stopped, due).await.unwrap_or_else(|| Err(Error::shut_down()))?;
-        self.kind.when.last = Some((turn.tick.at, Instant::now()));
-        Ok(turn)
+        }
     }
 }
 
-/// What the server said of a mark.
-struct Look {
+/// A mark as the server has returned it.
+struct SeenMark {
     mark: Option<Mark>,
     /// The time of the server, in microseconds since 1970.
-    now: u64,
+    server_time: u64,
     /// When the answer came.
     at: Instant,
     /// An owner that has no lease.
     stranger: Owner,
 }
 
-impl Look {
-    /// Returns the time of the server by now.
-    fn now(&self) -> u64 {
-        self.now.saturating_add(micros(self.at.elapsed()))
+impl SeenMark {
+    /// Returns the present time of the server.
+    fn server_time_now(&self) -> u64 {
+        self.server_time.saturating_add(micros(self.at.elapsed()))
     }
 
-    /// Tells the log that the mark is ahead of the server.
-    fn warn_of_future(&self, name: &Key) {
+    fn not_now(&self) -> DueTick {
+        DueTick::NotNow { server_time: self.server_time_now() }
+    }
+
+    /// Writes to the log that the mark is ahead of the server.
+    fn warn_of_future_mark(&self, name: &Key) {
         if let Some(mark) = self.mark {
-            let (tick, now) = (utc(instant(mark.tick)), utc(instant(self.now)));
+            let tick = utc(instant(mark.tick));
+            let server_time = utc(instant(self.server_time));
             warn!(
-                "the last tick of the job {name:?} is {tick}, ahead of the server's time {now}; no \
-                 earlier tick runs until its mark is removed"
+                "the last tick of the job {name:?} is {tick}, ahead of the server's time \
+                 {server_time}; no earlier tick runs until its mark is removed"
             );
         }
     }
@@ -344,69 +460,13 @@ enum DueTick {
     Begun(Turn),
     /// No tick is to begin here, at this time of the server.
     NotNow {
-        now: u64,
+        server_time: u64,
     },
 }
 
-impl<When> Lock<Scheduled<When>> {
-    /// Reads the mark and the time of the server.
-    async fn look(&self) -> Result<Look, Error> {
-        self.upkeep()?;
-        // The claim has no lease, so the question sets nothing.
-        let claim = self.claim(Mode::Exclusive)?;
-        let question = Tick { at: 0, step: TickStep::Begin, kept: KEPT };
-        let seen = self.space.engine.janitor.mark(&claim, question).await?;
-        Ok(Look { mark: seen.before, now: seen.now, at: Instant::now(), stranger: claim.owner })
-    }
-
-    /// Begins the tick that `tick` returns for the time of the server. Publishes the mark of a job
-    /// with a `period`.
-    async fn begin_due(
-        &self,
-        look: &Look,
-        kept: Duration,
-        waits: bool,
-        tick: impl Fn(u64) -> Option<u64>,
-        period: Option<u64>,
-    ) -> Result<DueTick, Error> {
-        let step = if self.kind.runs_again { TickStep::BeginAgain } else { TickStep::Begin };
-        self.publish(period, look.mark.map(|mark| mark.tick));
-        let tick = || Some(Tick { at: tick(look.now())?, step, kept });
-        if !tick().is_some_and(|tick| tick.is_possible(look.mark, look.stranger)) {
-            return Ok(DueTick::NotNow { now: look.now() });
-        }
-        let held = if waits {
-            Some(self.acquire_in(Mode::Exclusive).await?)
-        } else {
-            self.try_acquire_in(Mode::Exclusive).await?
-        };
-        let (Some(held), Some(tick)) = (held, tick()) else {
-            return Ok(DueTick::NotNow { now: look.now() });
-        };
-        let marked = self.space.engine.janitor.mark(&held.release.claim, tick).await?;
-        if marked.is_set {
-            self.publish(period, Some(tick.at));
-            let turn = Turn { held: held.into(), tick, previous: marked.before };
-            return Ok(DueTick::Begun(turn));
-        }
-        if tick.is_possible(marked.before, held.release.claim.owner) {
-            return Err(held.lost_error());
-        }
-        Ok(DueTick::NotNow { now: look.now() })
-    }
-}
-
-impl<When> Lock<Scheduled<When>> {
-    fn publish(&self, period: Option<u64>, last_tick: Option<u64>) {
-        if let Some(period) = period {
-            let period = Duration::from_micros(period);
-            self.space.engine.renewals.meter.job(&self.key.text, period, last_tick);
-        }
-    }
-}
-
-/// The right to do the work of a job for one tick: the held [mutex](Locks::mutex) of its name. Call
-/// [`done`](Self::done) after the work: a turn that is dropped counts as a crash.
+/// The right to do the work of a job for one tick. A turn holds the [mutex](super::Locks::mutex) of
+/// the job's name. Call [`done`](Self::done) after the work: a turn that is dropped counts as a
+/// crash.
 ///
 /// ```
 /// # async fn clean_up() -> std::io::Result<()> { Ok(()) }
@@ -426,30 +486,35 @@ impl<When> Lock<Scheduled<When>> {
 #[derive(Debug)]
 #[must_use = "a turn that is dropped counts as a crash"]
 pub struct Turn {
-    held: MutexGuard,
+    guard: MutexGuard,
     tick: Tick,
     previous: Option<Mark>,
 }
 
 impl Turn {
-    /// Returns the tick, rounded down to a microsecond. It says nothing for an
-    /// [id](Locks::once_id).
+    /// Returns the tick, rounded down to a microsecond. The tick of an
+    /// [id](super::Locks::once_id) has no meaning.
     pub fn tick(&self) -> SystemTime {
         instant(self.tick.at)
     }
 
-    /// Returns the tick that was begun before this one, if one is remembered. It is an `Err` if its
-    /// turn was not [done](Self::done): it has crashed.
+    /// Returns the tick that was begun before this tick, and how its turn ended. Returns `None` if
+    /// the server remembers no tick.
     ///
-    /// The ticks of the schedule between the two were missed. If crashed ticks [run
-    /// again](Lock::at_least_once), it may be this tick.
-    pub fn previous(&self) -> Option<Result<SystemTime, SystemTime>> {
+    /// The ticks of the schedule between the two ticks were missed. If crashed ticks [run
+    /// again](Lock::at_least_once), the previous tick may be this tick.
+    pub fn previous(&self) -> Option<PreviousTick> {
         let Mark { tick, begun_by } = self.previous?;
-        Some(if begun_by.is_none() { Ok(instant(tick)) } else { Err(instant(tick)) })
+        let tick = instant(tick);
+        Some(if begun_by.is_none() {
+            PreviousTick::Done(tick)
+        } else {
+            PreviousTick::Crashed(tick)
+        })
     }
 
     /// [Runs](crate::lease::Lease::run) work until it succeeds, up to `limit` times with a `delay`
-    /// in between. Returns the last result of the work. All tries are in this turn: a crash ends
+    /// in between. Returns the last result of the work. All tries are in this turn, so a crash ends
     /// them.
     pub async fn retry<T, E, Work: Future<Output = Result<T, E>>>(
         &self,
@@ -475,24 +540,37 @@ impl Turn {
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety), and [`Lost`](ErrorKind::Lost) if the lease
-    /// was no longer held: the turn has crashed. After `Backend`, or if the future is dropped, it
-    /// may count as crashed. The lease is released all the same.
+    /// was no longer held. The turn has crashed then. After `Backend`, or if the future is dropped,
+    /// the turn may count as crashed. The lease is released in all cases.
     pub async fn done(self) -> Result<(), Error> {
-        let Self { held, tick, .. } = self;
-        let done = Tick { step: TickStep::Done, ..tick };
-        if held.is_lost() || !held.release.janitor.mark(&held.release.claim, done).await?.is_set {
-            return Err(held.lost_error());
+        let Self { guard, tick, .. } = self;
+        if guard.is_lost() {
+            return Err(guard.lost_error());
         }
-        // The work is done, however the release ends. The log tells of an error.
-        let _ = held.unlock().await;
+        let done = Tick { step: TickStep::Done, ..tick };
+        let marked = guard.release.janitor.mark(&guard.release.claim, done).await?;
+        if !marked.is_set {
+            return Err(guard.lost_error());
+        }
+        // The work is done, however the release ends. The log has its error.
+        let _ = guard.unlock().await;
         Ok(())
     }
+}
+
+/// The tick that was begun before a turn, and how its own turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreviousTick {
+    /// The turn of this tick was [done](Turn::done).
+    Done(SystemTime),
+    /// The turn of this tick has crashed.
+    Crashed(SystemTime),
 }
 
 impl Deref for Turn {
     type Target = MutexGuard;
 
     fn deref(&self) -> &MutexGuard {
-        &self.held
+        &self.guard
     }
 }

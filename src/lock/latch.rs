@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::Instrument;
 
 use super::{
-    Locks,
-    front::{LockSpace, ensure},
+    builder::ensure,
+    space::{LockSpace, OneServer},
 };
 use crate::{
     backend::{Claim, Countdown, Mode, Owner, Store},
@@ -19,13 +19,14 @@ use crate::{
     time::{Pauses, after},
 };
 
-/// The largest count. The latch remembers each step until it ends, so that a step that is sent
-/// twice counts once. Ten thousand steps take a megabyte.
+/// The largest count. The latch remembers each step until the latch ends, so that a step that is
+/// sent twice counts once. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
-/// A waiter that is told nothing looks after this time and the jitter, or without a subscription.
-const LOOK: Duration = Duration::from_millis(610);
-const UNHEARD_LOOK: Duration = Duration::from_millis(10);
+/// How often a waiter reads the latch if no push comes. The jitter is added.
+const READ_INTERVAL: Duration = Duration::from_millis(610);
+/// How often a waiter reads the latch while its subscription is not confirmed.
+const UNSUBSCRIBED_INTERVAL: Duration = Duration::from_millis(10);
 const JITTER: Duration = Duration::from_millis(90);
 
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
@@ -33,10 +34,11 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 
 /// A count-down latch: set once, counted down by many, waited for by many.
 ///
-/// Created by [`Locks::latch`]. It ends with its [time to live](Self::ttl). It has no holder, so it
-/// loses nothing when a process dies. After [`Locks::shutdown`] it can still be counted down. If
-/// the server loses its data, the latch is [not set](ErrorKind::NotSet) any more, and the waiters
-/// learn this within 0.7 s.
+/// [`Locks::latch`](super::Locks::latch) creates it. A latch ends with its [time to
+/// live](Self::ttl). A latch has no holder, so nothing is lost when a process dies. After
+/// [`Locks::shutdown`](super::Locks::shutdown), a latch can still be counted down. If the server
+/// loses its data, the latch is [not set](ErrorKind::NotSet) any more, and the waiters notice this
+/// within 0.7 s.
 ///
 /// # Examples
 ///
@@ -68,19 +70,20 @@ pub struct Latch {
     wait_limit: Duration,
 }
 
-impl Locks {
-    /// Returns a count-down latch: set once, counted down by many, waited for by many.
-    pub fn latch(&self, name: impl Into<Key>) -> Latch {
-        let (space, latches) = (self.space.clone(), self.servers.latches.clone());
-        let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
-        Latch { space, latches, name: name.into(), ttl, wait_limit }
-    }
-}
-
 impl Latch {
-    /// Sets the latch to a count from 1 to 10,000, unless it is set already. Returns `true` if this
-    /// call set it. A finished latch counts as set until its time is over, or it is
-    /// [cleared](Self::clear).
+    pub(super) fn new(space: &LockSpace, server: &OneServer, name: Key) -> Self {
+        Self {
+            space: space.clone(),
+            latches: server.latches.clone(),
+            name,
+            ttl: Duration::from_secs(3600),
+            wait_limit: Duration::from_secs(30),
+        }
+    }
+
+    /// Sets the latch to a count from 1 to 10,000, unless the latch is set already. Returns `true`
+    /// if this call set the latch. A finished latch counts as set until its time to live is over,
+    /// or until a call [clears](Self::clear) it.
     ///
     /// # Errors and cancel safety
     ///
@@ -88,21 +91,23 @@ impl Latch {
     /// range. `Backend` comes after the wait limit, and at once if the server is full or the user
     /// lacks a right. The message says whether the latch may have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
-        let (name, count) = (self.space.name(&self.name)?, in_range(count)?);
-        ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl), || {
-            let (name, ttl) = (&self.name, self.ttl);
+        let name = self.space.name(&self.name)?;
+        let count = in_range(count)?;
+        let ttl = self.ttl;
+        ensure((SHORTEST_TTL..=LONGEST_TTL).contains(&ttl), || {
+            let name = &self.name;
             format!("the time to live of the latch {name} is {ttl:?}; set it from 1 s to 30 days")
         })?;
         let id = Owner::fresh();
-        let set = || self.latches.set_latch(&name, id, count, self.ttl);
+        let set = || self.latches.set_latch(&name, id, count, ttl);
         self.send("set", set).instrument(self.span()).await
     }
 
     /// Counts down by one. Returns the count that this step left.
     ///
-    /// If an answer is lost, the call asks again. It counts once, and returns the count that it
-    /// left the first time, also if the latch is done by then. So each step that counts returns a
-    /// count of its own, and one of them returns zero.
+    /// If an answer is lost, the call sends the step again. The step counts once, and the call
+    /// returns the count that the step left the first time, also if the latch is done by then. So
+    /// each step that counts returns a count of its own, and one step returns zero.
     ///
     /// A step that finds the latch done counts nothing, and returns zero as well. So the caller
     /// that gets zero may do the rest of the work if no more steps are made than the latch counts.
@@ -113,8 +118,8 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the step may or may not have counted. Another call counts once
-    /// more.
+    /// If the future is dropped, the step may or may not have counted. Another call is another
+    /// step.
     pub async fn count_down(&self) -> Result<u32, Error> {
         self.count_down_by(1).await
     }
@@ -122,14 +127,15 @@ impl Latch {
     /// Counts down by a number from 1 to 10,000, but not below zero, as
     /// [`count_down`](Self::count_down) does by one.
     pub async fn count_down_by(&self, count: u32) -> Result<u32, Error> {
-        let (name, count) = (self.space.name(&self.name)?, in_range(count)?);
+        let name = self.space.name(&self.name)?;
+        let count = in_range(count)?;
         let id = Owner::fresh();
         let step = || self.latches.count_down(&name, id, count);
         let countdown = self.send("counted down", step).instrument(self.span()).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
-    /// Returns the count that was left at the moment of asking. Zero if the latch is done.
+    /// Returns the count that was left when the server answered. Zero if the latch is done.
     ///
     /// # Errors and cancel safety
     ///
@@ -145,17 +151,21 @@ impl Latch {
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety). [`NotDone`](ErrorKind::NotDone) if the wait
-    /// limit ended first, and [`NotSet`](ErrorKind::NotSet) if the latch is not set, or no longer.
+    /// limit ended first, and [`NotSet`](ErrorKind::NotSet) if the latch is not set, or is no
+    /// longer set.
     pub async fn wait(&self) -> Result<(), Error> {
         let name = self.space.name(&self.name)?;
         let waiting = self.wait_for(&name).instrument(self.span());
         let stopped = self.space.engine.janitor.stop.cancelled();
-        run_until(stopped, waiting).await.unwrap_or_else(|| Err(Error::shut_down()))
+        match run_until(stopped, waiting).await {
+            Some(outcome) => outcome,
+            None => Err(Error::shut_down()),
+        }
     }
 
-    /// Removes the latch, whatever its count, or the foreign data in its place. Returns `true` if
-    /// there was something to remove. Its waiters get [`NotSet`](ErrorKind::NotSet). A step that is
-    /// on its way meanwhile may count on the latch that is set next.
+    /// Removes the latch, whatever its count, or the foreign data under its name. Returns `true` if
+    /// there was something to remove. The waiters of the latch get [`NotSet`](ErrorKind::NotSet). A
+    /// step that is on its way meanwhile may count on the latch that is set next.
     ///
     /// # Errors and cancel safety
     ///
@@ -165,8 +175,9 @@ impl Latch {
         Ok(self.latches.clear_latch(&name).await?)
     }
 
-    /// Sets how long an unfinished latch stands after it was [set](Self::set), and a finished one
-    /// after it was done. Defaults to 1 h; from 1 s to 30 days. Only the call that sets it counts.
+    /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
+    /// finished latch stands after it was done. Defaults to 1 h; from 1 s to 30 days. The time of
+    /// the call that sets the latch counts.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -180,28 +191,21 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
-        // Its pushes are for all, so the claim is never sent and needs no queue entry.
-        let claim = Claim::under(
-            self.space.engine.backend.new_owner(),
-            name.clone(),
-            Mode::Read,
-            self.wait_limit,
-            self.wait_limit,
-        );
-        let claim = Claim { waits: false, ..claim };
-        let mut changes = self.space.engine.backend.listen(name, Some(&claim));
+        let deadline = after(Instant::now(), self.wait_limit);
+        let mut pauses = Pauses::default();
+        let mut changes = self.space.engine.backend.listen(name, Some(&self.silent_claim(name)));
         loop {
-            let look = if changes.subscribe() { LOOK } else { UNHEARD_LOOK };
-            // A push may have been lost, so a last look decides.
+            let is_subscribed = changes.subscribe();
+            let interval = if is_subscribed { READ_INTERVAL } else { UNSUBSCRIBED_INTERVAL };
+            // A push may have been lost, so the latch is read once more after the deadline.
             let is_last = Instant::now() >= deadline;
             let (pause, failure) = match self.latches.latch(name).await {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
                 Ok(Some(latch)) => {
                     pauses = Pauses::default();
-                    let jitter = random::up_to(JITTER);
-                    (latch.remaining.min(look) + jitter, self.not_done(latch.left))
+                    let pause = latch.remaining.min(interval) + random::up_to(JITTER);
+                    (pause, self.not_done(latch.left))
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.into());
@@ -211,35 +215,47 @@ impl Latch {
             if is_last {
                 return Err(failure);
             }
-            let look = after(Instant::now(), pause).min(deadline);
-            let _ = timeout_at(look, changes.next()).await;
+            let next_read = after(Instant::now(), pause).min(deadline);
+            // A push and the end of the pause both lead to the next read.
+            let _ = timeout_at(next_read, changes.next()).await;
         }
     }
 
-    /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
+    /// Returns a claim that registers a waiter for the pushes to all waiters. The claim is never
+    /// sent, and needs no queue entry.
+    fn silent_claim(&self, name: &Name) -> Claim {
+        let owner = self.space.engine.backend.new_owner();
+        let limit = self.wait_limit;
+        let claim = Claim::under(owner, name.clone(), Mode::Read, limit, limit);
+        Claim { waits: false, ..claim }
+    }
+
+    /// Sends an operation that may be sent twice, until an answer comes or the wait limit ends.
     ///
-    /// A refusal that passes by itself, as during a failover, is no answer yet.
+    /// A refusal that passes by itself, such as during a failover, is not an answer yet.
     async fn send<'a, T>(
         &self,
         done: &str,
         operation: impl Fn() -> BoxFuture<'a, Result<T, BackendError>>,
     ) -> Result<T, Error> {
-        let (deadline, mut pauses) = (after(Instant::now(), self.wait_limit), Pauses::default());
-        let mut known = "was not";
+        let deadline = after(Instant::now(), self.wait_limit);
+        let mut pauses = Pauses::default();
+        let mut certainty = "was not";
         loop {
             let error = match operation().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             if error.kind() == BackendErrorKind::Unknown {
-                known = "may or may not have been";
+                certainty = "may or may not have been";
             }
             let next = after(Instant::now(), pauses.next());
-            if !error.is_lasting() {
+            let is_lasting = error.is_lasting();
+            if !is_lasting {
                 sleep_until(next.min(deadline)).await;
             }
-            if error.is_lasting() || next >= deadline {
-                let why = format!("the latch {:?} {known} {done}", self.name);
+            if is_lasting || next >= deadline {
+                let why = format!("the latch {:?} {certainty} {done}", self.name);
                 return Err(Error::with_source(ErrorKind::Backend, why, error));
             }
         }
@@ -254,7 +270,8 @@ impl Latch {
     }
 
     fn not_done(&self, left: u32) -> Error {
-        let (name, limit) = (&self.name, self.wait_limit);
+        let name = &self.name;
+        let limit = self.wait_limit;
         let why = format!("the latch {name:?} was not done within {limit:?}; {left} left");
         Error::new(ErrorKind::NotDone, why)
     }
@@ -271,6 +288,8 @@ impl fmt::Debug for Latch {
 }
 
 fn in_range(count: u32) -> Result<u32, Error> {
-    let why = || format!("the count is {count}; pass one from 1 to {MOST}");
-    ensure((1..=MOST).contains(&count), why).map(|()| count)
+    ensure((1..=MOST).contains(&count), || {
+        format!("the count is {count}; pass a count from 1 to {MOST}")
+    })?;
+    Ok(count)
 }

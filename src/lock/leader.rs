@@ -5,22 +5,19 @@ use std::{ops::Deref, sync::Arc};
 use tracing::warn;
 
 use super::{
-    Locks,
-    front::{Lock, Renews, through_outages},
+    builder::{Lock, through_outages},
+    space::LockSpace,
+    traits::{Renewed, sealed::Sealed},
 };
-use crate::{
-    backend::Mode,
-    error::Error,
-    key::Key,
-    lease::{Lease, run_until},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::Lease};
 
-/// A candidate for work that one process of the fleet does at a time: see [`Locks::leader`].
+/// A candidate for work that one process of the fleet does at a time: see
+/// [`Locks::leader`](super::Locks::leader).
 ///
 /// # Examples
 ///
 /// ```
-/// # async fn told_to_end() {}
+/// # async fn shutdown_signal() {}
 /// # async fn send_invoices(_fence: u64) { std::future::pending().await }
 /// # async fn run(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
 /// use std::time::Duration;
@@ -29,7 +26,7 @@ use crate::{
 /// tokio::select! {
 ///     // The store of the invoices refuses a fence smaller than the greatest it has seen.
 ///     led = candidate.run(|term| async move { send_invoices(term.fence()).await }) => led?,
-///     () = told_to_end() => {}
+///     () = shutdown_signal() => {}
 /// }
 /// // Waits until the lease is handed over.
 /// locks.shutdown(Duration::from_secs(5)).await;
@@ -41,26 +38,18 @@ pub type Candidate = Lock<Elected>;
 #[derive(Clone, Debug)]
 pub struct Elected(Mode);
 
-impl Renews for Elected {}
-
-impl<Servers> Locks<Servers> {
-    /// Returns a candidate for work that one process does at a time, for as long as it can.
-    ///
-    /// It is the [mutex](Self::mutex) of that name with a loop around it, and over one backend the
-    /// [fair](super::Mutex::fair) one.
-    pub fn leader(&self, name: impl Into<Key>) -> Candidate {
-        let mode = if self.space.has_queues() { Mode::Fair } else { Mode::Exclusive };
-        Lock::new(&self.space, name.into(), Elected(mode)).standing_by()
-    }
-}
-
 impl Candidate {
+    pub(super) fn new(space: &LockSpace, name: Key) -> Self {
+        let mode = if space.has_queues() { Mode::Fair } else { Mode::Exclusive };
+        Lock::of_kind(space, name, Elected(mode)).standing_by()
+    }
+
     /// Waits until this candidate leads, runs the work, and returns its output.
     ///
     /// - **Waiting** has no limit. If the backend does not answer, the candidate tries again after
-    ///   a pause, and says so in the log once a minute.
+    ///   a pause, and writes that to the log once a minute.
     /// - **A loss of the lease** drops the work as [`Lease::run`] does. The candidate then waits in
-    ///   the queue again, and calls `work` anew for its next term.
+    ///   the queue again, and calls `work` again for its next term.
     /// - **A shutdown** of the locks drops the work in the same way, and waits for the handover.
     /// - **The end of the work** ends the term and this call, and hands the lease over.
     ///
@@ -72,7 +61,7 @@ impl Candidate {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, so is the work, and the lease is handed over in the background.
+    /// If the future is dropped, the work is dropped, and a task hands the lease over.
     pub async fn run<Work, Done>(&self, mut work: Work) -> Result<Done::Output, Error>
     where
         Work: FnMut(Term) -> Done,
@@ -83,17 +72,19 @@ impl Candidate {
         let lead = async {
             loop {
                 candidacy.leads(false);
-                let held = through_outages("a candidate", || self.acquire_in(self.kind.0)).await?;
+                let acquire = || self.acquire_in(self.kind.0);
+                let guard = through_outages("a candidate", acquire).await?;
                 candidacy.leads(true);
-                let led = run_until(held.lost(), work(Term { lease: held.lease.clone() }));
-                match run_until(janitor.stop.cancelled(), led).await {
-                    Some(Some(output)) => {
-                        // The work is done, however the release ends. The log tells of an error.
-                        let _ = held.release().await;
+                let term = Term { lease: guard.lease.clone() };
+                tokio::select! {
+                    biased;
+                    () = janitor.stop.cancelled() => return Err(Error::shut_down()),
+                    () = guard.lost() => warn!(name = %self.key, "the leader lost its lease"),
+                    output = work(term) => {
+                        // The work is done, however the release ends. The log has its error.
+                        let _ = guard.release().await;
                         return Ok(output);
                     }
-                    Some(None) => warn!(name = %self.key, "the leader lost its lease"),
-                    None => return Err(Error::shut_down()),
                 }
             }
         };
@@ -102,8 +93,12 @@ impl Candidate {
     }
 }
 
-/// The time in which a [`Candidate`] leads. It can be cloned and given to tasks. It is
-/// [lost](Lease::lost) when the work has returned or was dropped, at the latest.
+impl Sealed for Elected {}
+
+impl Renewed for Elected {}
+
+/// The time in which a [`Candidate`] leads. A term can be cloned and given to tasks. A term is
+/// [lost](Lease::lost) at the latest when the work has returned or was dropped.
 #[derive(Clone, Debug)]
 pub struct Term {
     lease: Arc<Lease>,

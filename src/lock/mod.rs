@@ -76,21 +76,50 @@
 //! that was polled once, or whose guard is dropped, goes on. Any other change may or may not have
 //! happened. A call that looks changes nothing.
 
-mod callers;
-mod front;
-mod guard;
-mod jobs;
-mod latch;
-mod leader;
-mod list;
+// rustdoc shows the methods of `Lock` and `Guard` in the order of these modules.
 mod locks;
-mod majority;
-mod mutex;
 mod redlock;
+
+mod mutex;
 mod reentrant;
-mod rw;
+
+mod read_write;
 mod semaphore;
 mod several;
+
+mod leader;
+
+mod jobs;
+
+mod builder;
+mod guard;
+mod latch;
+mod listing;
+mod majority;
+mod space;
+mod traits;
+mod waiting_callers;
+
+pub mod kind {
+    //! The kinds of a [`Lock`](super::Lock), the ways to hold a lock, and the traits that say which
+    //! methods each of them has.
+    //!
+    //! A program rarely names these types, because each lock and each guard has an alias, such as
+    //! [`Mutex`](super::Mutex) and [`MutexGuard`](super::MutexGuard).
+
+    pub use super::{
+        guard::{ReadHold, WriteHold},
+        jobs::{EachTick, OneTick, Scheduled},
+        leader::Elected,
+        mutex::{Exclusive, MutexHold},
+        read_write::ReadWrite,
+        reentrant::Reentrant,
+        semaphore::{Counted, Identified},
+        several::Grouped,
+        space::OneServer,
+        traits::{Fenced, Inspected, Renewed},
+    };
+}
 
 pub mod ladder {
     #![doc = include_str!("../../docs/ladder.md")]
@@ -100,17 +129,17 @@ pub mod ladder {
 #[doc(hidden)]
 pub use self::majority::Majority;
 pub use self::{
-    front::Lock,
-    guard::{Guard, ReadGuard, WriteGuard},
-    jobs::{Job, JobMark, Ticks, Turn},
+    builder::Lock,
+    guard::{Guard, ReadGuard, Upgrade, WriteGuard},
+    jobs::{Job, JobMark, PreviousTick, Ticks, Turn},
     latch::Latch,
     leader::{Candidate, Term},
-    list::{ListedLock, LockSearch},
+    listing::{ListedLock, LockSearch},
     locks::Locks,
-    mutex::{Mutex, MutexGuard},
+    mutex::{Mutex, MutexGuard, RedlockMutex},
+    read_write::RwLock,
     redlock::Redlock,
     reentrant::ReentrantMutex,
-    rw::RwLock,
     semaphore::{PermitId, Permits, Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };

@@ -4,7 +4,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Locks, Majority, front::LockSpace, majority::ANSWER_LIMIT};
+use super::{
+    locks::Locks,
+    majority::{ANSWER_LIMIT, Majority},
+    space::LockSpace,
+};
 use crate::{
     backend::Leases,
     error::Error,
@@ -15,9 +19,10 @@ use crate::{
 /// server. Clones share the engine, as with [`Locks`].
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io), with
-/// a [fencing token](#the-fencing-token). All servers are asked at once. A lock is held if a
-/// majority grants it in less time than the lease lasts. Otherwise the grants are released. The
-/// guard reports a loss by its own clock, before another holder can have a majority.
+/// a [fencing token](#the-fencing-token). An acquisition sends its request to all servers at once.
+/// The lock is held if a majority grants it in less time than the lease lasts. Otherwise the grants
+/// are released. The guard reports a loss by the clock of its process, before another holder can
+/// have a majority.
 ///
 /// # Examples
 ///
@@ -39,9 +44,10 @@ use crate::{
 ///
 /// # The servers
 ///
-/// Use three servers, of which one may fail, or five, of which two may fail. Each must be a master
-/// of its own: a replica that is promoted has not seen the last grants. All processes must name the
-/// same servers. No two of the names may lead to the same server, which cannot be detected here.
+/// Use three servers, of which one may fail, or five servers, of which two may fail. Each server
+/// must be a master of its own, because a replica that is promoted has not seen the last grants.
+/// All processes must name the same servers. No two names may lead to the same server. This crate
+/// cannot detect that.
 ///
 /// Each server has 50 ms for an answer. With round trips above 12 ms, set [another
 /// limit](Self::with_answer_limit); [`ready`](Self::ready) says so. One server that is far away or
@@ -50,44 +56,47 @@ use crate::{
 /// # The fencing token
 ///
 /// Redlock as published has no [fencing token](super::MutexGuard::fence), since each server counts
-/// for itself. Here the token is the greatest that a server has granted. It is written to a
-/// majority before the guard is returned, which costs one more round trip. The next holder's
-/// majority shares a server with that one, which grants a greater token. So tokens grow as long as
-/// no majority consists of servers that lost their data within a day.
+/// for itself. Here the token is the greatest token that a server has granted. The token is written
+/// to a majority before the guard is returned, which costs one more round trip. The majority of the
+/// next holder shares a server with this majority, and that server grants a greater token. So
+/// tokens grow as long as no majority consists of servers that lost their data within a day.
 ///
 /// # A server that lost its data
 ///
 /// A server that comes back empty may grant its last grants again. Together with a server that had
-/// not granted, it can form a second majority, and the order of the tokens can break. So start it
-/// again only after the longest lease in use has passed, or set `appendfsync always`.
+/// not granted, the empty server can form a second majority, and the order of the tokens can break.
+/// So start such a server only after the longest lease in use has passed, or set `appendfsync
+/// always`.
 ///
-/// A lock that the other servers hold goes on, and its next renewal takes it at that server too. So
-/// a lock survives servers that restart one after another, with a renewal in between.
+/// A lock that the other servers hold goes on, and its next renewal acquires it at the empty server
+/// too. So a lock survives servers that restart one after another, with a renewal in between.
 ///
 /// # Only mutexes
 ///
-/// Two majorities have a server in common, which refuses the second one. This is enough for one
+/// Two majorities have a server in common, which refuses the second holder. This is enough for one
 /// holder at a time, and not for counting: with three permits at each of five servers, five holders
 /// can have three servers each. So there is no semaphore and no latch.
 ///
 /// # What operators see
 ///
-/// A lock that a `Redlock` holds is a key at each of the servers, and no server knows whether it is
-/// one of a majority. So [`Locks::list`], [`Locks::explain`] and the command line (`locks`,
-/// `explain`, `unlock`) show none of these locks and end none, not even at one of the servers. The
-/// program itself asks [`holder`](super::Mutex::holder), and ends a lock by
-/// [`force_unlock`](super::Mutex::force_unlock), which a process of the operator can call as well.
+/// A lock that a `Redlock` holds is a key at each of the servers, and no server knows whether a
+/// majority has that key. So [`Locks::list`], [`Locks::explain`] and the command line (`locks`,
+/// `explain`, `unlock`) neither show nor end any of these locks. The program itself calls
+/// [`holder`](super::Mutex::holder) and [`force_unlock`](super::Mutex::force_unlock). A program of
+/// the operator can call both as well.
 ///
 /// # Waiting
 ///
-/// There is no queue at the servers. A release wakes the first waiter of each process, which asks
-/// after a random pause of up to 8 ms. If several ask at the same moment and none has a majority,
-/// they ask again, up to three times. Then they sleep until the next release, for 0.7 s at most. So
-/// processes have about even shares of a contended lock, in no order.
+/// There is no queue at the servers. A release wakes the first waiter of each process, which sends
+/// its request after a random pause of up to 8 ms. If several waiters send at the same moment and
+/// none gets a majority, each waiter tries again, up to three times. Then the waiters sleep until
+/// the next release, for 0.7 s at most. So processes have about even shares of a contended lock, in
+/// no order.
 pub type Redlock = Locks<Majority>;
 
 impl Redlock {
-    /// Creates the locks of a [namespace](crate::Locks::new) over these servers. Sends nothing.
+    /// Creates the locks of a [namespace](crate::Locks::new) over these servers. The call sends
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -115,8 +124,8 @@ impl Redlock {
         namespace: impl Into<String>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let (servers, namespace) = (Majority::new(servers, limit)?, namespace.into());
-        let space = LockSpace::over(Arc::new(servers.clone()), Family::Redlock, &namespace);
+        let servers = Majority::new(servers, limit)?;
+        let space = LockSpace::new(Arc::new(servers.clone()), Family::Redlock, &namespace.into());
         Ok(Self { space, servers })
     }
 
@@ -132,6 +141,7 @@ impl Redlock {
     /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if the round trip is
     /// longer. The message says how long the limit must be.
     pub async fn ready(&self) -> Result<(), Error> {
-        self.servers.ready(&self.space.name(&Key::from("ready"))?).await
+        let name = self.space.name(&Key::from("ready"))?;
+        self.servers.ready(&name).await
     }
 }

@@ -1,8 +1,7 @@
 //! The reentrant mutex: one holder may acquire the lock again while it has it.
 //!
-//! The guards that live are counted in this process. The server sees one lease. A count at the
-//! server would be wrong after a command that was sent twice, and would outlive a process that
-//! died.
+//! This process counts the guards that live. The server sees one lease. A count at the server would
+//! be wrong after a command that was sent twice, and would outlive a process that died.
 
 use std::{
     pin::pin,
@@ -12,19 +11,21 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
-    Locks, MutexGuard,
-    front::{Lock, Renews},
+    builder::Lock,
+    mutex::MutexGuard,
+    traits::{Renewed, sealed::Sealed},
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
+use crate::{backend::Mode, error::Error, lease::LeaseGuard};
 
 /// One holder of a mutex, which may lock it again.
 ///
-/// Created by [`Locks::reentrant_mutex`]. The holder is this value, and no thread or task. Clones
-/// are the same holder. Two holders exclude each other, also in one process.
+/// [`Locks::reentrant_mutex`](super::Locks::reentrant_mutex) creates it. The holder is this value,
+/// and no thread or task. Clones are the same holder. Two holders exclude each other, also in one
+/// process.
 ///
-/// All guards of a holder share one lease, which is renewed while one of them lives, and one
-/// fencing token. The last guard that is unlocked or dropped releases the lock. If the lease is
-/// lost, each guard reports it, also after its holder has acquired the lock anew.
+/// All guards of a holder share one fencing token and one lease, which is renewed while one of the
+/// guards lives. The last guard that is unlocked or dropped releases the lock. If the lease is
+/// lost, each guard of it reports the loss, also after the holder has acquired the lock anew.
 ///
 /// # Examples
 ///
@@ -51,43 +52,34 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// ```
 pub type ReentrantMutex = Lock<Reentrant>;
 
-/// The kind of a [`ReentrantMutex`], with the lease of its holder while a guard of it lives.
+/// The kind of a [`ReentrantMutex`], with the lease of its holder while a guard of the lease lives.
 #[derive(Clone, Debug, Default)]
 pub struct Reentrant(Arc<watch::Sender<Weak<LeaseGuard>>>);
 
-impl Renews for Reentrant {}
+impl Sealed for Reentrant {}
 
-impl<Servers> Locks<Servers> {
-    /// Returns a new holder of the [mutex](Self::mutex) of that name, which may lock it again. Pass
-    /// the holder on, or clone it: another call returns another holder.
-    ///
-    /// The mutex also tells its [holder](super::Mutex::holder), and ends it [by
-    /// force](super::Mutex::force_unlock).
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        Lock::new(&self.space, name.into(), Reentrant::default())
-    }
-}
+impl Renewed for Reentrant {}
 
 impl ReentrantMutex {
     /// Acquires the lock, waiting while there is another holder. If this holder has the lock,
     /// returns another guard of the same lease at once, without a request to the backend.
     ///
-    /// Tasks of one holder may wait at the same time. The first that acquires the lock shares it
-    /// with the others. If the lease was lost, the lock is acquired anew, although guards of the
-    /// old lease live.
+    /// Tasks of one holder may wait at the same time. The first task that acquires the lock shares
+    /// the lease with the other tasks. If the lease was lost, the call acquires the lock anew,
+    /// although guards of the old lease live.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). Other tasks keep their places.
+    /// As [all locks](super#errors-and-cancel-safety). Other tasks of the holder keep waiting.
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
         let mut shared = self.kind.0.subscribe();
         let mut acquiring = pin!(self.acquire_in(Mode::Exclusive));
         loop {
-            if let Some(again) = self.held_again() {
-                return Ok(again);
+            if let Some(guard) = self.another_guard() {
+                return Ok(guard);
             }
             tokio::select! {
-                acquired = &mut acquiring => return acquired.map(|held| self.share(held)),
+                acquired = &mut acquiring => return acquired.map(|lease| self.share(lease)),
                 // Another task of this holder has acquired the lease. The sender is in `self`.
                 _ = shared.changed() => {}
             }
@@ -97,22 +89,23 @@ impl ReentrantMutex {
     /// Acquires the lock as [`lock`](Self::lock) does, if it is free or this holder has it. Returns
     /// `None` if there is another holder, or if this holder waits for the lock in another task.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        if let Some(again) = self.held_again() {
-            return Ok(Some(again));
+        if let Some(guard) = self.another_guard() {
+            return Ok(Some(guard));
         }
-        Ok(self.try_acquire_in(Mode::Exclusive).await?.map(|held| self.share(held)))
+        let acquired = self.try_acquire_in(Mode::Exclusive).await?;
+        Ok(acquired.map(|lease| self.share(lease)))
     }
 
     /// Returns another guard of the lease that this holder has.
-    fn held_again(&self) -> Option<MutexGuard> {
-        let held = self.kind.0.borrow().upgrade().filter(|held| !held.is_lost());
-        held.map(MutexGuard::from)
+    fn another_guard(&self) -> Option<MutexGuard> {
+        let lease = self.kind.0.borrow().upgrade()?;
+        if lease.is_lost() { None } else { Some(lease.into()) }
     }
 
     /// Shares a lease with the tasks of this holder that wait.
-    fn share(&self, held: LeaseGuard) -> MutexGuard {
-        let held = MutexGuard::from(held);
-        self.kind.0.send_replace(Arc::downgrade(&held.lease));
-        held
+    fn share(&self, lease: LeaseGuard) -> MutexGuard {
+        let guard = MutexGuard::from(lease);
+        self.kind.0.send_replace(Arc::downgrade(&guard.lease));
+        guard
     }
 }

@@ -4,9 +4,13 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    Locks,
-    front::{Lock, Looks, RenewalPace, Renews, ensure},
+    builder::{Lock, RenewalPace, ensure},
     guard::Guard,
+    space::LockSpace,
+    traits::{
+        Inspected, Renewed,
+        sealed::{HasMode, Sealed},
+    },
 };
 use crate::{
     backend::{Claim, Mode, Owner, Renewal},
@@ -17,10 +21,12 @@ use crate::{
 
 const MOST_AT_ONCE: u32 = 1000;
 
-/// A number of permits, each renewed while it is held. Created by [`Locks::semaphore`].
+/// A number of permits, each renewed while it is held.
+/// [`Locks::semaphore`](super::Locks::semaphore) creates it.
 ///
-/// The number of permits is not stored at the backend. Each caller states it, and acquires permits
-/// only while no more than that are held. So an old and a new number may be in use side by side.
+/// The backend does not store the number of permits. Each caller states the number, and acquires
+/// permits only while no more than this number are held. So an old and a new number may be in use
+/// side by side.
 ///
 /// All waiters wait in one queue over all processes. So a caller that wants many permits is not
 /// overtaken by callers that want few.
@@ -45,7 +51,7 @@ pub type Semaphore = Lock<Counted>;
 
 /// The kind of a [`Semaphore`], with the number of its permits.
 #[derive(Clone, Debug)]
-pub struct Counted(u32);
+pub struct Counted(pub(super) u32);
 
 /// Permits of a [`Semaphore`] that are held. They have no fencing token, because several callers
 /// hold at once.
@@ -58,29 +64,6 @@ impl SemaphorePermit {
             Mode::Permit { count, .. } => count,
             _ => 1,
         }
-    }
-}
-
-impl Renews for Counted {}
-
-impl Looks for Counted {
-    fn mode(&self) -> Mode {
-        // Any count will do.
-        Mode::Permit { limit: self.0, count: 1 }
-    }
-}
-
-impl Locks {
-    /// Returns a number of permits, each with a lease that is renewed while it is held.
-    pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
-        Lock::new(&self.space, name.into(), Counted(permits))
-    }
-
-    /// Returns a number of permits that each have an id and end by themselves.
-    pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
-        let mut permits = Lock::new(&self.space, name.into(), Identified(permits));
-        permits.renewal = RenewalPace::Never;
-        permits
     }
 }
 
@@ -99,29 +82,43 @@ impl Semaphore {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
-    /// zero, more than there are permits, or more than 1,000.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is zero,
+    /// more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
-        Ok(self.acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?.into())
+        let mode = permit_mode(&self.key, self.kind.0, count)?;
+        Ok(self.acquire_in(mode).await?.into())
     }
 
     /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
     /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
-        Ok(self
-            .try_acquire_in(permit_mode(&self.key, self.kind.0, count)?)
-            .await?
-            .map(SemaphorePermit::from))
+        let mode = permit_mode(&self.key, self.kind.0, count)?;
+        let permit = self.try_acquire_in(mode).await?;
+        Ok(permit.map(SemaphorePermit::from))
     }
 
-    /// Returns how many permits were free at the moment of asking. For its errors, see
+    /// Returns how many permits were free when the server answered. For the errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
-        Ok(self.kind.0.saturating_sub(self.held().await?.holders))
+        let holding = self.holding().await?;
+        Ok(self.kind.0.saturating_sub(holding.holders))
     }
 }
 
-/// Checks how many permits are to be acquired, and returns the mode for it.
+impl Sealed for Counted {}
+
+impl Renewed for Counted {}
+
+impl HasMode for Counted {
+    fn mode(&self) -> Mode {
+        // Any count will do.
+        Mode::Permit { limit: self.0, count: 1 }
+    }
+}
+
+impl Inspected for Counted {}
+
+/// Checks how many permits are to be acquired, and returns the mode of the claim.
 fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
     ensure(limit > 0, || format!("the semaphore {name:?} has 0 permits; give at least 1"))?;
     ensure(count <= limit, || {
@@ -133,13 +130,14 @@ fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
     Ok(Mode::Permit { limit, count })
 }
 
-/// Permits that are not tied to a guard or a process. Each acquisition has an id and ends with its
-/// lease, whatever happens to the process that made it.
+/// Permits that are not tied to a guard or a process. The permits of one acquisition have an id and
+/// end with their lease, whatever happens to the process that acquired them.
 ///
-/// Created by [`Locks::permits`]. Use it for work that moves between processes: one acquires a
-/// permit and sends its id, and another renews or releases it. A permit is not renewed by itself.
-/// It lasts its lease from the call that has acquired or [renewed](Self::renew) it, so count the
-/// time that is left from before that call.
+/// [`Locks::permits`](super::Locks::permits) creates it. Use it for work that moves between
+/// processes: one process acquires a permit and sends the id, and another process renews or
+/// releases the permit. Nothing renews a permit by itself. A permit lasts its lease from the call
+/// that has acquired or [renewed](Self::renew) it. So count the time that is left from before that
+/// call.
 ///
 /// # Examples
 ///
@@ -167,18 +165,11 @@ pub type Permits = Lock<Identified>;
 #[derive(Clone, Debug)]
 pub struct Identified(u32);
 
-impl Looks for Identified {
-    fn mode(&self) -> Mode {
-        // Any count will do.
-        Mode::Permit { limit: self.0, count: 1 }
-    }
-}
-
-/// The id of what one call of [`Permits`] has acquired: a permit, or several.
+/// The id of what one call of [`Permits`] has acquired: a permit, or several permits.
 ///
 /// A process that knows the id may release the permits. The id cannot be guessed. Its text has 32
-/// hexadecimal digits, and behind a colon the number of several permits. [`str::parse`] reads it
-/// back.
+/// hexadecimal digits, and behind a colon the number of several permits. [`str::parse`] reads the
+/// text back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PermitId {
     owner: Owner,
@@ -186,6 +177,12 @@ pub struct PermitId {
 }
 
 impl Permits {
+    pub(super) fn new(space: &LockSpace, name: Key, permits: u32) -> Self {
+        let mut lock = Lock::of_kind(space, name, Identified(permits));
+        lock.renewal = RenewalPace::Never;
+        lock
+    }
+
     /// Acquires one permit as [`acquire_many`](Self::acquire_many) does.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
         self.acquire_many(1).await
@@ -196,32 +193,35 @@ impl Permits {
         self.try_acquire_many(1).await
     }
 
-    /// Acquires `count` permits at once, all or none, waiting while too many are held. They end by
-    /// themselves after the lease, and have one id.
+    /// Acquires `count` permits at once, all or none, waiting while too many are held. The permits
+    /// end by themselves after the lease, and have one id.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is
-    /// zero, more than there are permits, or more than 1,000.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also if `count` is zero,
+    /// more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<PermitId, Error> {
-        let held = self.acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?;
-        Ok(PermitId { owner: held.detach(), count })
+        let mode = permit_mode(&self.key, self.kind.0, count)?;
+        let lease = self.acquire_in(mode).await?;
+        Ok(PermitId { owner: lease.detach(), count })
     }
 
     /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
     /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<PermitId>, Error> {
-        let held = self.try_acquire_in(permit_mode(&self.key, self.kind.0, count)?).await?;
-        Ok(held.map(|held| PermitId { owner: held.detach(), count }))
+        let mode = permit_mode(&self.key, self.kind.0, count)?;
+        let acquired = self.try_acquire_in(mode).await?;
+        Ok(acquired.map(|lease| PermitId { owner: lease.detach(), count }))
     }
 
-    /// Returns how many permits were free at the moment of asking. For its errors, see
+    /// Returns how many permits were free when the server answered. For the errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
-        Ok(self.kind.0.saturating_sub(self.held().await?.holders))
+        let holding = self.holding().await?;
+        Ok(self.kind.0.saturating_sub(holding.holders))
     }
 
-    /// Renews the permits of an id, so that they last their full lease from now.
+    /// Renews the permits of an id, so that the permits last their full lease from now.
     ///
     /// # Errors and cancel safety
     ///
@@ -237,25 +237,37 @@ impl Permits {
         Err(Error::new(ErrorKind::Lost, why))
     }
 
-    /// Releases the permits of an id. Returns `true` if they were held, and `false` if they had
-    /// ended or were released before.
+    /// Releases the permits of an id. Returns `true` if the permits were held, and
+    /// `false` if the permits had ended or were released before.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). An unanswered release is repeated.
+    /// As [all locks](super#errors-and-cancel-safety). A task repeats a release without an answer.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
-        Ok(Release::new(&self.space.engine.janitor, self.claim_of(id)?).end().await?)
+        let claim = self.claim_of(id)?;
+        let release = Release::new(&self.space.engine.janitor, claim);
+        Ok(release.end().await?)
     }
 
-    fn claim_of(&self, PermitId { owner, count }: PermitId) -> Result<Claim, Error> {
+    fn claim_of(&self, id: PermitId) -> Result<Claim, Error> {
         // Only to check the settings.
         self.upkeep()?;
-        Ok(Claim { owner, ..self.claim(Mode::Permit { limit: self.kind.0, count })? })
+        let claim = self.claim(Mode::Permit { limit: self.kind.0, count: id.count })?;
+        Ok(Claim { owner: id.owner, ..claim })
     }
 }
 
+impl HasMode for Identified {
+    fn mode(&self) -> Mode {
+        // Any count will do.
+        Mode::Permit { limit: self.0, count: 1 }
+    }
+}
+
+impl Inspected for Identified {}
+
 impl PermitId {
-    /// Returns the number of its permits.
+    /// Returns the number of permits that have this id.
     pub fn count(&self) -> u32 {
         self.count
     }
@@ -280,15 +292,15 @@ impl FromStr for PermitId {
     ///
     /// [`InvalidKey`](ErrorKind::InvalidKey) if the text is not the id of permits.
     fn from_str(text: &str) -> Result<Self, Error> {
-        // The text is not shown, because an id with a slip is almost an id.
+        // The error does not show the text, because an id with a typing error is almost an id.
         let why = "the text is not the id of a permit; expected 32 hexadecimal digits, and a \
                    number from 2 to 1000 behind a colon for several permits";
         let (owner, count) = match text.split_once(':') {
             Some((owner, count)) => (owner, count.parse().unwrap_or_default()),
             None => (text, 1),
         };
-        let is_several = owner.len() < text.len();
-        if is_several && !(2..=MOST_AT_ONCE).contains(&count) {
+        let has_count = owner.len() < text.len();
+        if has_count && !(2..=MOST_AT_ONCE).contains(&count) {
             return Err(Error::new(ErrorKind::InvalidKey, why));
         }
         match owner.parse() {

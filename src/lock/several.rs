@@ -5,8 +5,10 @@ use std::ops::Deref;
 use futures_util::future::{join_all, select_all};
 
 use super::{
-    Locks, MutexGuard,
-    front::{Lock, Renews, ensure, none_if_not_acquired},
+    builder::{Lock, ensure, none_if_not_acquired},
+    mutex::MutexGuard,
+    space::LockSpace,
+    traits::{Renewed, sealed::Sealed},
 };
 #[cfg(doc)]
 use crate::lease::Lease;
@@ -17,7 +19,7 @@ use crate::{
     lease::run_until,
 };
 
-/// The most names for one acquisition, each of which costs a request.
+/// The most names for one acquisition. Each name costs a request.
 const MOST_NAMES: usize = 64;
 
 /// The kind of several locks, with their names. The name of the lock lists all of them.
@@ -27,46 +29,42 @@ pub struct Grouped(Vec<Key>);
 /// The [mutexes of several names](crate::Locks::several).
 pub type Several = Lock<Grouped>;
 
-impl Renews for Grouped {}
-
-impl Locks {
-    /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
-    ///
-    /// They are acquired in the order of their names, so two callers never wait for each other.
-    /// While the caller waits for one name, it holds the names before it. If one lock is not
-    /// acquired, the others are released.
-    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
-        let names: Vec<Key> = names.into_iter().map(Into::into).collect();
-        let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Lock::new(&self.space, all.join(", ").into(), Grouped(names))
-    }
-}
-
 impl Several {
-    /// Acquires the locks, waiting while one of them has another holder.
+    pub(super) fn new(space: &LockSpace, names: Vec<Key>) -> Self {
+        let all: Vec<_> = names.iter().map(Key::as_str).collect();
+        Lock::of_kind(space, all.join(", ").into(), Grouped(names))
+    }
+
+    /// Acquires the locks, waiting while one of the locks has another holder.
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also for no names, for
-    /// more than 64, and for one that occurs twice.
+    /// As [all locks](super#errors-and-cancel-safety). `InvalidConfig` also for no names, for more
+    /// than 64 names, and for a name that occurs twice.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
         self.acquire_each(true).await
     }
 
     /// Acquires the locks as [`lock`](Self::lock) does, if all of them are free. Returns `None` if
-    /// one has another holder.
+    /// one lock has another holder.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
         none_if_not_acquired(self.acquire_each(false).await)
     }
 
     async fn acquire_each(&self, waits: bool) -> Result<SeveralGuard, Error> {
-        let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let held = self.acquire_leases(claims).await?.into_iter().map(MutexGuard::from);
-        Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
+        let names = self.sorted_names()?;
+        let mut claims = Vec::with_capacity(names.len());
+        for key in &names {
+            let claim = self.claim_for(self.space.name(key)?, Mode::Exclusive);
+            claims.push(Claim { waits, ..claim });
+        }
+        let leases = self.acquire_leases(claims).await?;
+        let guards = leases.into_iter().map(MutexGuard::from);
+        Ok(SeveralGuard { guards: names.into_iter().zip(guards).collect() })
     }
 
-    /// Returns the claims in the order of the names, which is the same for all callers.
-    fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
+    /// Returns the names in the order in which all callers acquire them.
+    fn sorted_names(&self) -> Result<Vec<Key>, Error> {
         let mut names = self.kind.0.clone();
         names.sort();
         ensure((1..=MOST_NAMES).contains(&names.len()), || {
@@ -76,19 +74,19 @@ impl Several {
             let why = format!("the name {name:?} occurs twice; pass each name once");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        let claim = |key: Key| {
-            let claim = self.claim_for(self.space.name(&key)?, Mode::Exclusive);
-            Ok((key, Claim { waits, ..claim }))
-        };
-        names.into_iter().map(claim).collect()
+        Ok(names)
     }
 }
 
+impl Sealed for Grouped {}
+
+impl Renewed for Grouped {}
+
 /// [Several](crate::Locks::several) locks that are held.
 ///
-/// Their leases are renewed while the guard lives. If one of them is lost, the guard is, and the
-/// other locks stay held until they are released. A [dropped guard](super#dropped-guards) releases
-/// all.
+/// The leases are renewed while the guard lives. If one lease is lost, the guard counts as lost,
+/// and the other locks stay held until they are released. A [dropped guard](super#dropped-guards)
+/// releases all locks.
 ///
 /// # Examples
 ///
@@ -101,9 +99,9 @@ impl Several {
 /// let several = locks.several(["account:7", "account:9"]);
 /// let guard = several.lock().await?;
 /// assert!(several.try_lock().await?.is_none());
-/// for (account, held) in guard.iter() {
+/// for (account, account_guard) in guard.iter() {
 ///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
-///     write(account, held.fence()).await;
+///     write(account, account_guard.fence()).await;
 /// }
 /// tokio::select! {
 ///     () = guard.lost() => println!("another holder may have one of the locks"),
@@ -116,30 +114,37 @@ impl Several {
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.
-    held: Vec<(Key, MutexGuard)>,
+    guards: Vec<(Key, MutexGuard)>,
 }
 
 impl SeveralGuard {
     /// Completes when one of the leases is lost, as [`Lease::lost`] does.
     pub async fn lost(&self) {
-        select_all(self.iter().map(|(_, held)| Box::pin(held.lost()))).await;
+        let losses = self.iter().map(|(_, guard)| Box::pin(guard.lost()));
+        select_all(losses).await;
     }
 
     /// Runs a future until it completes or one of the leases is lost, as [`Lease::run`] does.
     pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
-        run_until(self.lost(), work).await.ok_or_else(|| {
-            let lost = self.iter().find(|(_, held)| held.is_lost()).or(self.first());
-            Error::lost(lost.map_or("", |(name, _)| &name.text))
-        })
+        if let Some(output) = run_until(self.lost(), work).await {
+            return Ok(output);
+        }
+        let lost = self.iter().find(|(_, guard)| guard.is_lost()).or(self.first());
+        Err(Error::lost(lost.map_or("", |(name, _)| &name.text)))
     }
 
-    /// Releases all locks at once, as [`MutexGuard::unlock`] does one. A loss outweighs a missing
-    /// answer.
+    /// Releases all locks at once, as [`MutexGuard::unlock`] releases one lock. If several locks
+    /// report an error, a loss is returned rather than a missing answer.
     pub async fn unlock(self) -> Result<(), Error> {
-        let outcomes = join_all(self.held.into_iter().map(|(_, held)| held.unlock())).await;
-        let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
-        let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
-        lost.or(errors.first()).cloned().map_or(Ok(()), Err)
+        let releases = self.guards.into_iter().map(|(_, guard)| guard.unlock());
+        let mut worst = Ok(());
+        for outcome in join_all(releases).await {
+            let Err(error) = outcome else { continue };
+            if worst.is_ok() || error.kind() == ErrorKind::Lost {
+                worst = Err(error);
+            }
+        }
+        worst
     }
 }
 
@@ -149,6 +154,6 @@ impl Deref for SeveralGuard {
     type Target = [(Key, MutexGuard)];
 
     fn deref(&self) -> &Self::Target {
-        &self.held
+        &self.guards
     }
 }

@@ -18,7 +18,7 @@ use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::Store,
     cache::{AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From},
-    lock::Term,
+    lock::{Term, Upgrade},
 };
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -556,8 +556,8 @@ impl Worker {
                     Err(_) => return,
                 },
                 (1..4, Guard::Reader(reader)) => match reader.try_upgrade().await {
-                    Ok(Ok(writer)) => Guard::Writer(writer),
-                    Ok(Err(reader)) => Guard::Reader(reader),
+                    Ok(Upgrade::Done(writer)) => Guard::Writer(writer),
+                    Ok(Upgrade::Busy(reader)) => Guard::Reader(reader),
                     Err(_) => return,
                 },
                 (_, guard) => {

@@ -4,7 +4,7 @@
 
 use std::time::SystemTime;
 
-use bellwether::lock::Turn;
+use bellwether::lock::{PreviousTick, Turn};
 
 use crate::prelude::*;
 
@@ -82,10 +82,10 @@ async fn a_turn_tells_what_became_of_the_ticks_before_it() {
     sleep(MS).await;
     assert!(is_refused(&locks, 1).await, "a tick that crashed was begun again");
     let turn = begun(&locks, 2).await;
-    assert_eq!(turn.previous(), Some(Err(tick(1))));
+    assert_eq!(turn.previous(), Some(PreviousTick::Crashed(tick(1))));
     turn.done().await.unwrap();
     // The ticks between were missed.
-    assert_eq!(begun(&locks, 7).await.previous(), Some(Ok(tick(2))));
+    assert_eq!(begun(&locks, 7).await.previous(), Some(PreviousTick::Done(tick(2))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +116,7 @@ async fn a_tick_that_crashed_runs_again_where_a_process_waits() {
     let [first, second] = waiting;
     let turn = first.await.unwrap().expect("the tick did not run again");
     assert!(turn.fence() > fence);
-    assert_eq!(turn.previous(), Some(Err(tick(1))));
+    assert_eq!(turn.previous(), Some(PreviousTick::Crashed(tick(1))));
     turn.done().await.unwrap();
     assert!(second.await.unwrap().is_none(), "a tick that was done ran again");
     // A later tick ends the right to run again.
@@ -180,10 +180,10 @@ async fn one_lost_answer_costs_no_tick() {
     let locks = losing(2..3);
     begun(&locks, 1).await.done().await.unwrap();
     let turn = begun(&locks, 2).await;
-    assert_eq!(turn.previous(), Some(Ok(tick(1))));
+    assert_eq!(turn.previous(), Some(PreviousTick::Done(tick(1))));
     let locks = losing(3..4);
     begun(&locks, 1).await.done().await.unwrap();
-    assert_eq!(begun(&locks, 2).await.previous(), Some(Ok(tick(1))));
+    assert_eq!(begun(&locks, 2).await.previous(), Some(PreviousTick::Done(tick(1))));
 }
 
 /// The work may be at another backend, which does not know that the answers were lost.
@@ -195,7 +195,7 @@ async fn a_tick_with_lost_answers_is_not_begun_again() {
     sleep(MS).await;
     assert!(is_refused(&locks, 1).await);
     let turn = begun(&locks, 2).await;
-    assert_eq!(turn.previous(), Some(Err(tick(1))));
+    assert_eq!(turn.previous(), Some(PreviousTick::Crashed(tick(1))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -294,8 +294,9 @@ async fn a_tick_may_be_as_far_ahead_as_the_job_says() {
     assert!(refused(begin("b", HOUR, Some(Duration::ZERO)).await));
     assert!(begin("b", 40 * DAY, Some(60 * DAY)).await.unwrap());
     assert!(begin("c", 40 * DAY, Some(Duration::MAX)).await.unwrap());
-    // An id has no place in time.
-    let job = locks.once_id("d", "7", HOUR).max_ahead(Duration::ZERO);
+    // An id has no time, so the setting would have no effect.
+    let job = locks.once_id("d", "7", HOUR);
+    assert!(refused(job.clone().max_ahead(Duration::ZERO).begin().await.map(|_| true)));
     assert!(job.begin().await.unwrap().is_some());
 }
 
@@ -390,7 +391,7 @@ async fn of_the_ticks_that_were_missed_the_latest_runs() {
     let next = timeout(SECOND, next).await.expect("the next tick waits").unwrap();
     let hours = (since_1970(&next) - tick).as_secs() / 3600;
     assert!((3..=4).contains(&hours), "{hours}");
-    assert!(next.previous().is_some_and(|previous| previous.is_ok()));
+    assert!(matches!(next.previous(), Some(PreviousTick::Done(_))));
 }
 
 /// A process that drops each turn would else keep the server busy.

@@ -4,7 +4,7 @@
 
 use std::{fmt::Debug, slice::from_ref, time::SystemTime};
 
-use bellwether::Redlock;
+use bellwether::{Redlock, lock::Upgrade};
 use testkit::primitives::{Asked, FAIR, MANY, MUTEX, READER};
 
 use crate::prelude::*;
@@ -193,7 +193,7 @@ async fn use_shared_locks(one: &Locks, two: &Locks, key: &str) -> Result<(), Err
     let reader = here.write().await?.downgrade().await?;
     let readers = there.holder().await?.map_or(0, |held| held.holders);
     check(readers == 1, "the reader is not counted")?;
-    let Ok(writer) = reader.try_upgrade().await? else {
+    let Upgrade::Done(writer) = reader.try_upgrade().await? else {
         return Err(failed("the only reader was not upgraded"));
     };
     let is_writer = there.holder().await?.is_some_and(|held| held.fence > 0);

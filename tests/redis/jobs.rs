@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, future::pending, time::SystemTime};
 
-use bellwether::lock::Turn;
+use bellwether::lock::{PreviousTick, Turn};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::prelude::*;
@@ -109,10 +109,10 @@ impl Worker {
 
     async fn work(&self, number: u32, turn: Turn) -> Result<(), Error> {
         let previous = turn.previous().map(|previous| {
-            let (Ok(tick) | Err(tick)) = previous;
+            let (PreviousTick::Done(tick) | PreviousTick::Crashed(tick)) = previous;
             let since = tick.duration_since(SystemTime::UNIX_EPOCH).unwrap();
             let at = (since - self.start).as_millis() / period().as_millis();
-            (u32::try_from(at).unwrap(), previous.is_ok())
+            (u32::try_from(at).unwrap(), matches!(previous, PreviousTick::Done(_)))
         });
         let (before, is_done) = previous.unzip();
         let is_first = before != Some(number);

@@ -175,7 +175,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut is_last = false;
         loop {
             let Some(remaining) = self.ask(is_last, waiting).await? else { continue };
-            let Some(wake) = waiting.wakes_after_look(&mut self.acquisition, remaining) else {
+            let Some(wake) = waiting.wakes_after_answer(&mut self.acquisition, remaining) else {
                 is_last = true;
                 continue;
             };
@@ -283,7 +283,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         let mut is_second = false;
         let answer = loop {
             self.acquisition.listen();
-            let claim = self.acquisition.ask(limit, |_, claim| store.claim(claim, self.seen));
+            let claim = self.acquisition.send(limit, |_, claim| store.claim(claim, self.seen));
             let answer = core.counted(tokio::select! {
                 biased;
                 answer = claim => answer,

@@ -1,11 +1,13 @@
-//! Other processes that want the same name: which of them asks first, and what wakes them.
+//! Several processes that want the same name: which process sends its claim first, and what wakes
+//! the waiters.
 //!
-//! A release wakes all processes that wait. Each asks after a random pause, so that mostly one of
-//! them finds a majority free. The last holder pauses like the others, because it has met them:
-//! their claims come between its release and its next claim.
+//! A release wakes all processes that wait. Each process sends its claim after a random pause, so
+//! that mostly one process finds a majority free. The last holder pauses like the others, because
+//! the name counts as contended: the claims of other processes come between the release of the last
+//! holder and its next claim.
 //!
 //! A waiter is woken when a majority of the servers have pushed since the last time. Fewer pushes
-//! are mostly noise: each waiter gives back what it got of a lock that another holder has.
+//! are mostly noise, because each waiter gives back the shares of a lock that another holder has.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -29,26 +31,27 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 #[derive(Default)]
 pub(super) struct Contention {
     channels: Channels,
-    /// Until when each name counts as contended. A task listens for a name while it is here, also
-    /// when that time is over and there are waiters.
+    /// Until when each name counts as contended. A task listens for each name in this map. The name
+    /// stays after its time while there are waiters.
     contended: DashMap<Name, Instant>,
 }
 
 impl Contention {
-    /// Returns how long a claim waits before it asks, if it is to wait.
+    /// Returns the pause before a claim is sent, if the name is contended.
     pub(super) fn pause(&self, name: &Name) -> Option<Duration> {
-        self.counts(name).then(|| random::up_to(LONGEST_PAUSE))
+        if self.is_contended(name) { Some(random::up_to(LONGEST_PAUSE)) } else { None }
     }
 
     /// Notes that another claim was in the way. From then on a task listens for the waiters of the
-    /// name, until there are none and the name no longer counts as contended.
+    /// name, until there are no waiters and the name no longer counts as contended.
     pub(super) fn met(self: &Arc<Self>, name: &Name, servers: &[Arc<Janitor>]) {
         let before = self.contended.insert(name.clone(), Instant::now() + CONTENDED);
         if before.is_none() {
-            let each = servers.iter().map(|server| server.backend.listen(name, None)).collect();
+            let servers = servers.iter();
+            let subscriptions = servers.map(|server| server.backend.listen(name, None)).collect();
             let listener =
                 Listener { contention: self.clone(), name: name.clone(), has_ended: false };
-            tokio::spawn(listener.hear(each));
+            tokio::spawn(listener.run(subscriptions));
         }
     }
 
@@ -56,51 +59,57 @@ impl Contention {
         self.channels.listen(&name.prefix, None)
     }
 
-    fn counts(&self, name: &Name) -> bool {
-        let until = self.contended.get(name).map(|until| *until);
-        until.is_some_and(|until| until > Instant::now())
+    fn is_contended(&self, name: &Name) -> bool {
+        self.contended.get(name).is_some_and(|until| *until > Instant::now())
     }
 }
 
-/// The task that listens for the waiters of a name. If it ends with its runtime, its waiters ask
-/// again after 0.7 s at most.
+/// The task that listens for the waiters of a name. If the task ends with its runtime, the waiters
+/// send their claims again after 0.7 s at most.
 struct Listener {
     contention: Arc<Contention>,
     name: Name,
-    /// Another task may listen for the name by now.
+    /// The task has left the map, and another task may listen for the name.
     has_ended: bool,
 }
 
 impl Listener {
-    async fn hear(mut self, mut each: Vec<Changes>) {
-        let needed = each.len() / 2 + 1;
-        let (mut pushed, mut hears) = (HashSet::new(), false);
-        let mut look = Instant::now() + CONTENDED;
+    async fn run(mut self, mut subscriptions: Vec<Changes>) {
+        let needed = subscriptions.len() / 2 + 1;
+        let mut pushed = HashSet::new();
+        let mut was_subscribed = false;
+        let mut next_check = Instant::now() + CONTENDED;
         loop {
-            let heard = each.iter_mut().map(Changes::subscribe).filter(|heard| *heard).count();
-            if !std::mem::replace(&mut hears, heard >= needed) && hears {
-                // Pushes before this are missed.
-                self.wake();
-            } else if !hears {
-                look = look.min(Instant::now() + UNHEARD_LOOK);
+            let mut subscribed = 0;
+            for changes in &mut subscriptions {
+                subscribed += usize::from(changes.subscribe());
             }
-            let next = select_all(each.iter_mut().map(|changes| changes.next().boxed()));
+            let is_subscribed = subscribed >= needed;
+            if is_subscribed && !was_subscribed {
+                // The pushes before the subscription were missed.
+                self.wake();
+            }
+            if !is_subscribed {
+                next_check = next_check.min(Instant::now() + UNHEARD_LOOK);
+            }
+            was_subscribed = is_subscribed;
+            let next = select_all(subscriptions.iter_mut().map(|changes| changes.next().boxed()));
             tokio::select! {
-                (_, which, _) = next => {
-                    pushed.insert(which);
+                (_, server, _) = next => {
+                    pushed.insert(server);
                     if pushed.len() >= needed {
                         pushed.clear();
                         self.wake();
                     }
                 }
-                () = sleep_until(look) => {
+                () = sleep_until(next_check) => {
                     if self.ends() {
                         return;
                     }
-                    if !hears {
+                    if !is_subscribed {
                         self.wake();
                     }
-                    look = Instant::now() + CONTENDED;
+                    next_check = Instant::now() + CONTENDED;
                 }
             }
         }
@@ -110,8 +119,10 @@ impl Listener {
         self.contention.channels.push(&self.name.prefix, Change::Wake);
     }
 
-    /// Ends the task if no waiter is left. Each registers before it looks whether there is a task,
-    /// so the look for waiters and the end are one step.
+    /// Takes the task out of the map if no waiter is left. Returns whether the task ends.
+    ///
+    /// A waiter registers before it looks for a task. So the check for waiters and the removal are
+    /// one step under the lock of the map.
     fn ends(&mut self) -> bool {
         let Contention { channels, contended } = &*self.contention;
         let now = Instant::now();

@@ -1,13 +1,14 @@
-//! Several servers as one backend, which holds what a majority of them holds.
+//! Several servers as one backend, which holds what a majority of the servers holds.
 //!
-//! All servers are asked at once, and each has the same short time to answer. The engine above
-//! counts a lease from before the first request. So the lease ends there before it ends at any
-//! server that granted or renewed it then. Those are a majority, and another holder needs one of
-//! them. At a server that missed a renewal, the lease ends sooner.
+//! An operation sends its request to all servers at once, and each server has the same short time
+//! to answer. The engine above counts a lease from before the first request. So the engine's lease
+//! ends before the lease ends at any server that granted or renewed it. These servers are a
+//! majority, and another holder needs one of them. At a server that missed a renewal, the lease
+//! ends sooner.
 //!
-//! The fence of a hold is the greatest that a server has granted. It is written to a majority
+//! The fence of a hold is the greatest fence that a server has granted. It is written to a majority
 //! before the hold counts. A later majority has one of these servers, which grants a greater fence.
-//! A pass within the process is such a write as well, of the next fence.
+//! A pass within the process writes the next fence in the same way.
 //!
 //! A try without a majority is undone at each server: at once where the server granted it, and
 //! until one lease has passed where the outcome is unknown. A late undo must not end a later grant,
@@ -23,7 +24,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use futures_util::{TryFutureExt, future::join_all};
+use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
 use self::contention::Contention;
@@ -42,11 +43,11 @@ use crate::{
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 /// How many answers an operation waits for at most, one after the other.
 const ANSWERS: u32 = 4;
-/// How often claims that have split the servers between them ask before they sleep.
+/// How often a claim is tried before its caller sleeps, if several claims have split the servers.
 const TRIES: u32 = 3;
 
 /// Exclusive leases that a majority of independent servers holds, as one backend. Clones share the
-/// servers and what is held at them.
+/// servers and the holds.
 ///
 /// Only [exclusive](Mode::Exclusive) claims are granted: a majority cannot count readers or
 /// permits. So every other mode is [refused](BackendErrorKind::Refused). There is no queue.
@@ -56,57 +57,71 @@ pub struct Majority {
     servers: Arc<[Arc<Janitor>]>,
     /// The time that each server has for an answer.
     limit: Duration,
-    /// What is held, by the caller's owner.
-    held: Arc<Mutex<HashMap<Owner, Hold>>>,
+    /// The holds, by the caller's owner.
+    holds: Arc<Mutex<HashMap<Owner, Hold>>>,
     contention: Arc<Contention>,
 }
 
 #[derive(Clone, Default)]
 struct Hold {
     fence: u64,
-    /// Its share at each server, in their order. `None` where it has none: the server has granted
-    /// nothing, or has denied it at a renewal.
+    /// The share at each server, in the order of the servers. `None` for a server that has granted
+    /// nothing, or has denied the share at a renewal.
     shares: Vec<Option<Share>>,
 }
 
-/// A lease at one server, under an owner of its own and with the fence there.
+impl Hold {
+    fn share(&self, server: usize) -> Option<Share> {
+        self.shares.get(server).copied().flatten()
+    }
+}
+
+/// A lease at one server, under an owner of its own and with the fence of that server.
 #[derive(Clone, Copy, PartialEq)]
 struct Share {
     owner: Owner,
     fence: u64,
 }
 
+/// What came of one round of requests to all servers.
+struct ClaimRound {
+    answer: Claimed,
+    /// A server has granted the claim, also if no majority has.
+    is_any_granted: bool,
+}
+
 impl Majority {
-    /// Creates a backend over one server or more, each of which has this time for an answer. It
-    /// sends nothing yet.
+    /// Creates a backend over one server or more. Each server has this time for an answer. The call
+    /// sends nothing.
     pub fn new<B: Leases>(
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let servers: Arc<[_]> =
-            servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
+        let janitors = servers.into_iter().map(|server| Janitor::new(Arc::new(server)));
+        let servers: Arc<[_]> = janitors.collect();
         if servers.is_empty() || limit.is_zero() {
             return Err(Error::new(ErrorKind::InvalidConfig, "give a server and a limit above 0"));
         }
-        Ok(Self { servers, limit, held: Arc::default(), contention: Arc::default() })
+        Ok(Self { servers, limit, holds: Arc::default(), contention: Arc::default() })
     }
 
     /// Checks that the round trip to a majority fits well into the limit.
     pub(super) async fn ready(&self, name: &Name) -> Result<(), Error> {
-        let measured = self.servers.iter().map(async |server| {
-            let ask = || server.backend.inspect(name, SemaphoreKind::Mutex);
+        let round_trips = self.servers.iter().map(async |server| {
             // The first request waits for the connection.
-            ask().await?;
-            let asked = Instant::now();
-            ask().await.map(|_| asked.elapsed())
+            server.backend.inspect(name, SemaphoreKind::Mutex).await?;
+            let sent = Instant::now();
+            server.backend.inspect(name, SemaphoreKind::Mutex).await?;
+            Ok(sent.elapsed())
         });
-        let answers = join_all(measured).await;
+        let answers = join_all(round_trips).await;
         let mut times: Vec<_> = answers.iter().flatten().collect();
         times.sort();
         let Some(round_trip) = times.get(self.needed() - 1) else {
             return Err(self.undecided(&answers).into());
         };
-        let (least, limit) = (round_trip.saturating_mul(ANSWERS), self.limit);
+        let least = round_trip.saturating_mul(ANSWERS);
+        let limit = self.limit;
         if least <= limit {
             return Ok(());
         }
@@ -121,16 +136,23 @@ impl Majority {
         self.servers.len() / 2 + 1
     }
 
-    /// Returns whether a majority says yes, or so many servers say no that none can. Returns an
-    /// error if too few have answered and know.
+    /// Returns `true` if a majority says yes, and `false` if so many servers say no that no
+    /// majority can say yes. Returns an error if too few servers have answered, or know. `vote`
+    /// returns what an answer says, or `None` if the server does not know.
     fn decide<T>(
         &self,
         answers: &[Result<T, BackendError>],
-        is_yes: impl Fn(&T) -> Option<bool>,
+        vote: impl Fn(&T) -> Option<bool>,
     ) -> Result<bool, BackendError> {
-        let said: Vec<_> = answers.iter().flatten().filter_map(is_yes).collect();
-        let yes = said.iter().filter(|yes| **yes).count();
-        let no = said.len() - yes;
+        let mut yes = 0;
+        let mut no = 0;
+        for answer in answers.iter().flatten() {
+            match vote(answer) {
+                Some(true) => yes += 1,
+                Some(false) => no += 1,
+                None => {}
+            }
+        }
         if yes >= self.needed() {
             Ok(true)
         } else if self.servers.len() - no < self.needed() {
@@ -140,7 +162,7 @@ impl Majority {
         }
     }
 
-    /// The error of an operation that the servers that answered did not decide.
+    /// Returns the error of an operation that the answers did not decide.
     fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
         let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
         let foreign: Vec<_> =
@@ -150,75 +172,107 @@ impl Majority {
         {
             return (**error).clone();
         }
-        let (all, failed, limit) = (self.servers.len(), errors.len(), self.limit);
-        let why = errors.first().map_or(String::new(), |why| {
-            format!("; the first with: {}", Chain(why.source().unwrap_or(why)))
-        });
-        let message =
-            format!("no majority within {limit:?}: {failed} of {all} servers failed{why}");
+        let mut message = format!(
+            "no majority within {:?}: {} of {} servers failed",
+            self.limit,
+            errors.len(),
+            self.servers.len(),
+        );
+        if let Some(first) = errors.first() {
+            message += &format!("; the first with: {}", Chain(first.source().unwrap_or(first)));
+        }
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
 
     fn hold(&self, claim: &Claim) -> Option<Hold> {
-        lock(&self.held).get(&claim.owner).cloned()
+        lock(&self.holds).get(&claim.owner).cloned()
     }
 
-    /// Answers a claim that is sent again and has the lease already: it lasts its full time from
-    /// now.
-    async fn again(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
+    /// Renews the lease of a claim that is sent again and has the lease already. Returns `None` if
+    /// the claim has no lease.
+    async fn renew_if_granted(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
         let Some(hold) = self.hold(claim) else { return Ok(None) };
-        let renewed = Leases::renew(self, std::slice::from_ref(claim)).await?;
-        Ok((renewed == [Renewal::Held]).then(|| Grant::new(hold.fence)))
+        let renewals = Leases::renew(self, std::slice::from_ref(claim)).await?;
+        let is_held = renewals == [Renewal::Held];
+        if is_held { Ok(Some(Grant::new(hold.fence))) } else { Ok(None) }
     }
 
-    /// Asks all servers once. Returns the answer of the majority, and whether any has granted the
-    /// claim.
-    async fn ask(&self, claim: &Claim, begun: Instant) -> Result<(Claimed, bool), BackendError> {
-        let asked = self.servers.iter().map(async |server| {
+    /// Sends the claim to all servers once.
+    async fn claim_everywhere(
+        &self,
+        claim: &Claim,
+        begun: Instant,
+    ) -> Result<ClaimRound, BackendError> {
+        let requests = self.servers.iter().map(async |server| {
             let mut acquisition = Acquisition::new(server, of_share(server, claim, None));
-            let answer = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
+            let answer = acquisition.send(self.limit, |server, claim| server.acquire(claim)).await;
             (acquisition, answer)
         });
-        let (tried, answers): (Vec<_>, Vec<_>) = join_all(asked).await.into_iter().unzip();
-        let shares: Vec<_> = tried.iter().zip(&answers).map(granted_share).collect();
-        let fence = shares.iter().flatten().map(|share| share.fence).max().unwrap_or_default();
-        let mut hold = Hold { fence, shares };
-        let held: Vec<_> = answers.iter().flatten().filter_map(in_its_way).collect();
-        // Those without an answer undo themselves.
-        let granted: Vec<_> = tried.into_iter().filter(Acquisition::is_granted).collect();
+        let mut granted = Vec::new();
+        let mut occupied = Vec::new();
+        let mut hold = Hold::default();
+        let mut answers = Vec::with_capacity(self.servers.len());
+        for (acquisition, answer) in join_all(requests).await {
+            let share = match &answer {
+                Ok(Claimed::Granted(grant)) => {
+                    Some(Share { owner: acquisition.claim().owner, fence: grant.fence() })
+                }
+                Ok(Claimed::Occupied(other)) => {
+                    occupied.push(*other);
+                    None
+                }
+                _ => None,
+            };
+            hold.fence = hold.fence.max(share.map_or(0, |share| share.fence));
+            hold.shares.push(share);
+            answers.push(answer);
+            // An acquisition without an answer undoes itself.
+            if acquisition.is_granted() {
+                granted.push(acquisition);
+            }
+        }
         let is_any_granted = !granted.is_empty();
-        if granted.len() < self.needed() || !held.is_empty() {
+        let has_majority = granted.len() >= self.needed();
+        if !has_majority || !occupied.is_empty() {
             self.contention.met(&claim.name, &self.servers);
         }
-        let answer = match granted.len() < self.needed() {
-            true => Ok(self.in_the_way(granted.len(), held).map(Claimed::Occupied)),
-            false => {
-                let is_written = self.write_fence(claim, &mut hold, begun).await;
-                is_written.map(|it| it.then(|| Claimed::Granted(Grant::new(hold.fence))))
+        let answer = if has_majority {
+            match self.write_fence(claim, &mut hold, begun).await {
+                Ok(true) => Ok(Claimed::Granted(Grant::new(hold.fence))),
+                Ok(false) => Err(self.undecided(&answers)),
+                Err(error) => Err(error),
+            }
+        } else {
+            match self.in_the_way(granted.len(), occupied) {
+                Some(other) => Ok(Claimed::Occupied(other)),
+                None => Err(self.undecided(&answers)),
             }
         };
-        let answer = answer.and_then(|answer| answer.ok_or_else(|| self.undecided(&answers)));
         if let Ok(Claimed::Granted(_)) = answer {
-            granted.into_iter().for_each(Acquisition::keep);
-            lock(&self.held).insert(claim.owner, hold);
+            for acquisition in granted {
+                acquisition.keep();
+            }
+            lock(&self.holds).insert(claim.owner, hold);
         } else {
             // A release that takes longer than the limit goes on in the background.
-            join_all(granted.into_iter().map(|one| in_time(self.limit, one.give_back()))).await;
+            let releases = granted.into_iter().map(Acquisition::give_back);
+            join_all(releases.map(|release| in_time(self.limit, release))).await;
         }
-        answer.map(|answer| (answer, is_any_granted))
+        Ok(ClaimRound { answer: answer?, is_any_granted })
     }
 
-    /// Returns the lease in the way, of those at the servers that are not free. It ends when so
-    /// many have ended that a majority is free.
-    fn in_the_way(&self, free: usize, mut held: Vec<Occupied>) -> Option<Occupied> {
+    /// Returns the lease after whose end a majority of the servers is free. `free` servers are free
+    /// now, and these leases are in the way at others.
+    fn in_the_way(&self, free: usize, mut occupied: Vec<Occupied>) -> Option<Occupied> {
         let more = self.needed().checked_sub(free + 1)?;
-        held.sort_by_key(|occupied| occupied.remaining);
-        held.get(more).copied()
+        occupied.sort_by_key(|other| other.remaining);
+        occupied.get(more).copied()
     }
 
     /// Writes the fence of a hold to a majority, which renews its shares. Returns whether a
-    /// majority has it still. A share that has missed the fence is undone: a later majority may
-    /// have no other of these servers, and would grant a smaller fence.
+    /// majority still has the hold. A share that has missed the fence is undone: otherwise a later
+    /// majority might share only this server with the present majority, and would be granted a
+    /// smaller fence.
     ///
     /// The lease counts from `begun`.
     async fn write_fence(
@@ -228,20 +282,22 @@ impl Majority {
         begun: Instant,
     ) -> Result<bool, BackendError> {
         let fence = hold.fence;
-        let written = self.servers.iter().zip(&hold.shares).map(async |(server, share)| {
-            let Some(share) = share.filter(|share| share.fence != fence) else {
-                return Ok(share.is_some());
-            };
-            let share = of_share(server, claim, Some(share));
-            in_time(self.limit, server.backend.set_fence(&share, fence)).await
-        });
-        let answers = join_all(written).await;
-        let is_written = self.decide(&answers, |written| Some(*written))?;
+        let writes =
+            self.servers.iter().zip(&hold.shares).map(async |(server, share)| match share {
+                None => Ok(false),
+                Some(share) if share.fence == fence => Ok(true),
+                Some(share) => {
+                    let claim = of_share(server, claim, Some(*share));
+                    in_time(self.limit, server.backend.set_fence(&claim, fence)).await
+                }
+            });
+        let answers = join_all(writes).await;
+        let is_written = self.decide(&answers, |is_written| Some(*is_written))?;
         if is_written && begun.elapsed() >= trusted(claim.lease) {
             return Err(self.undecided(&answers));
         }
-        for ((server, share), written) in self.servers.iter().zip(&mut hold.shares).zip(answers) {
-            if let (Some(share), Ok(true)) = (share.as_mut(), &written) {
+        for ((server, share), answer) in self.servers.iter().zip(&mut hold.shares).zip(answers) {
+            if let (Some(share), Ok(true)) = (share.as_mut(), &answer) {
                 share.fence = fence;
             } else if let Some(missed) = share.take() {
                 Release::new(server, of_share(server, claim, Some(missed))).undo();
@@ -250,13 +306,31 @@ impl Majority {
         Ok(is_written)
     }
 
-    /// Asks a server for a share that it denies to a renewed hold for the second time: it was away,
-    /// or has restarted. At the first time, a [clear](Leases::clear) may be on its way.
+    /// Begins to acquire the shares of a renewed hold at the servers that have denied them. `which`
+    /// is the position of the hold in the answers.
+    fn take_denied_shares(
+        &self,
+        claim: &Claim,
+        hold: &Hold,
+        answers: &[Result<Vec<Renewal>, BackendError>],
+        which: usize,
+    ) {
+        for (at, (server, answer)) in self.servers.iter().zip(answers).enumerate() {
+            if answer.as_ref().is_ok_and(|each| is_held(each, which) == Some(false)) {
+                let take = self.clone().take_share(claim.clone(), at, hold.share(at));
+                server.tasks.spawn(take);
+            }
+        }
+    }
+
+    /// Acquires a share at a server that has denied it to a renewed hold for the second time: the
+    /// server was away, or has restarted. At the first denial, a [clear](Leases::clear) may be on
+    /// its way.
     async fn take_share(self, claim: Claim, at: usize, denied: Option<Share>) {
         let Some(server) = self.servers.get(at) else { return };
         let fence = {
-            let mut held = lock(&self.held);
-            let Some(Hold { fence, shares }) = held.get_mut(&claim.owner) else { return };
+            let mut holds = lock(&self.holds);
+            let Some(Hold { fence, shares }) = holds.get_mut(&claim.owner) else { return };
             let Some(share) = shares.get_mut(at).filter(|share| **share == denied) else { return };
             *share = None;
             if denied.is_some() {
@@ -265,17 +339,15 @@ impl Majority {
             *fence
         };
         let mut acquisition = Acquisition::new(server, of_share(server, &claim, None));
-        let asked = acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
-        if !matches!(asked, Ok(Claimed::Granted(_))) {
-            return;
-        }
-        let write = server.backend.set_fence(&acquisition.release.claim, fence);
-        let written = in_time(self.limit, write).await;
-        let mut held = lock(&self.held);
-        let share = held.get_mut(&claim.owner).and_then(|hold| hold.shares.get_mut(at));
+        let answer = acquisition.send(self.limit, |server, claim| server.acquire(claim)).await;
+        let Ok(Claimed::Granted(_)) = answer else { return };
+        let write = server.backend.set_fence(acquisition.claim(), fence);
+        let Ok(true) = in_time(self.limit, write).await else { return };
+        let mut holds = lock(&self.holds);
+        let share = holds.get_mut(&claim.owner).and_then(|hold| hold.shares.get_mut(at));
         // If the hold was released meanwhile, the acquisition is dropped and undone.
-        if let (Ok(true), Some(share @ None)) = (written, share) {
-            *share = Some(Share { owner: acquisition.release.claim.owner, fence });
+        if let Some(share @ None) = share {
+            *share = Some(Share { owner: acquisition.claim().owner, fence });
             acquisition.keep();
         }
     }
@@ -283,11 +355,12 @@ impl Majority {
 
 #[async_trait]
 impl Leases for Majority {
-    /// Asks all servers, and a few times more if other claims have asked at the same moment.
+    /// Sends the claim to all servers. Tries again a few times if several claims have split the
+    /// servers at the same moment.
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         only_exclusive(claim.mode)?;
         let begun = Instant::now();
-        if let Some(grant) = self.again(claim).await? {
+        if let Some(grant) = self.renew_if_granted(claim).await? {
             return Ok(Claimed::Granted(grant));
         }
         let mut tries = 0;
@@ -296,7 +369,7 @@ impl Leases for Majority {
                 sleep(pause).await;
             }
             tries += 1;
-            let (answer, is_any_granted) = self.ask(claim, begun).await?;
+            let ClaimRound { answer, is_any_granted } = self.claim_everywhere(claim, begun).await?;
             if let Claimed::Granted(_) = answer {
                 return Ok(answer);
             }
@@ -310,32 +383,28 @@ impl Leases for Majority {
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let holds: Vec<_> =
             claims.iter().map(|claim| self.hold(claim).unwrap_or_default()).collect();
-        let share_of = |hold: &Hold, at: usize| hold.shares.get(at).copied().flatten();
-        let asked = self.servers.iter().enumerate().map(async |(at, server)| {
-            let each = claims.iter().zip(&holds);
-            let shares: Vec<_> =
-                each.map(|(claim, hold)| of_share(server, claim, share_of(hold, at))).collect();
+        let requests = self.servers.iter().enumerate().map(async |(at, server)| {
+            let mut shares = Vec::with_capacity(claims.len());
+            for (claim, hold) in claims.iter().zip(&holds) {
+                shares.push(of_share(server, claim, hold.share(at)));
+            }
             in_time(self.limit, server.backend.renew(&shares)).await
         });
-        let answers = join_all(asked).await;
-        let (mut renewals, mut undecided) = (Vec::with_capacity(claims.len()), None);
+        let answers = join_all(requests).await;
+        let mut renewals = Vec::with_capacity(claims.len());
+        let mut undecided = None;
         for (which, (claim, hold)) in claims.iter().zip(&holds).enumerate() {
-            let is_held = |said: &Vec<Renewal>| match said.get(which)? {
-                Renewal::Held => Some(true),
-                Renewal::NotHeld => Some(false),
-                Renewal::Unknown => None,
-            };
-            let decided = self.decide(&answers, is_held);
-            if let Ok(true) = decided {
-                for (at, (server, said)) in self.servers.iter().zip(&answers).enumerate() {
-                    if said.as_ref().is_ok_and(|said| is_held(said) == Some(false)) {
-                        let take = self.clone().take_share(claim.clone(), at, share_of(hold, at));
-                        server.tasks.spawn(take);
-                    }
+            match self.decide(&answers, |each| is_held(each, which)) {
+                Ok(true) => {
+                    self.take_denied_shares(claim, hold, &answers, which);
+                    renewals.push(Renewal::Held);
+                }
+                Ok(false) => renewals.push(Renewal::NotHeld),
+                Err(error) => {
+                    renewals.push(Renewal::Unknown);
+                    undecided.get_or_insert(error);
                 }
             }
-            renewals.push(decided.as_ref().map_or(Renewal::Unknown, |held| Renewal::from(*held)));
-            undecided = undecided.or(decided.err());
         }
         match undecided {
             Some(error) if renewals.iter().all(|each| *each == Renewal::Unknown) => Err(error),
@@ -346,16 +415,17 @@ impl Leases for Majority {
     /// Releases each share by itself. A release that takes longer than the limit goes on in the
     /// background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let Some(hold) = lock(&self.held).remove(&claim.owner) else { return Ok(false) };
+        let Some(hold) = lock(&self.holds).remove(&claim.owner) else { return Ok(false) };
         let shares = self.servers.iter().zip(hold.shares);
-        let ended = shares.map(async |(server, share)| match share {
-            Some(_) => {
-                in_time(self.limit, Release::new(server, of_share(server, claim, share)).end())
-                    .await
+        let releases = shares.map(async |(server, share)| {
+            if share.is_none() {
+                return Ok(false);
             }
-            None => Ok(false),
+            let release = Release::new(server, of_share(server, claim, share));
+            in_time(self.limit, release.end()).await
         });
-        self.decide(&join_all(ended).await, |was_held| Some(*was_held))
+        let answers = join_all(releases).await;
+        self.decide(&answers, |was_held| Some(*was_held))
     }
 
     /// Gives the hold to the other claim, with the next fence. The owners at the servers stay.
@@ -363,64 +433,63 @@ impl Leases for Majority {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
         let begun = Instant::now();
-        if let Some(grant) = self.again(to).await? {
+        if let Some(grant) = self.renew_if_granted(to).await? {
             return Ok(Some(grant));
         }
         let Some(hold) = self.hold(from) else { return Ok(None) };
         let mut next = Hold { fence: hold.fence + 1, ..hold };
         if !self.write_fence(to, &mut next, begun).await? {
-            // A minority may still have it.
-            return self.release(from).await.map(|_| None);
+            // A minority of the servers may still have the hold.
+            self.release(from).await?;
+            return Ok(None);
         }
-        let mut held = lock(&self.held);
-        let Some(before) = held.remove(&from.owner) else { return Ok(None) };
+        let mut holds = lock(&self.holds);
+        let Some(before) = holds.remove(&from.owner) else { return Ok(None) };
         let grant = Grant::new(next.fence);
         for ((server, before), now) in self.servers.iter().zip(before.shares).zip(&next.shares) {
-            // It missed the fence, or was taken meanwhile.
+            // The share missed the fence, or was acquired meanwhile.
             if now.is_none() && before.is_some() {
                 Release::new(server, of_share(server, to, before)).undo();
             }
         }
-        held.insert(to.owner, next);
+        holds.insert(to.owner, next);
         Ok(Some(grant))
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        let asked = self.servers.iter().map(|server| {
-            let holding = in_time(self.limit, server.backend.inspect(name, kind));
-            holding.map_ok(|holding| holding.in_mode(Mode::Exclusive))
+        let requests = self.servers.iter().map(async |server| {
+            let holding = in_time(self.limit, server.backend.inspect(name, kind)).await?;
+            Ok(holding.in_mode(Mode::Exclusive))
         });
-        let answers = join_all(asked).await;
+        let answers = join_all(requests).await;
         if !self.decide(&answers, |holder| Some(holder.is_some()))? {
             return Ok(Holding::default());
         }
         let free = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
-        let held = answers.into_iter().flatten().flatten().collect();
-        Ok(self.in_the_way(free, held).map_or_else(Holding::default, |occupied| Holding {
-            holders: 1,
-            fence: occupied.fence,
-            expires_in: occupied.remaining,
-            ..Holding::default()
-        }))
+        let occupied = answers.into_iter().flatten().flatten().collect();
+        let Some(Occupied { fence, remaining, .. }) = self.in_the_way(free, occupied) else {
+            return Ok(Holding::default());
+        };
+        Ok(Holding { holders: 1, fence, expires_in: remaining, ..Holding::default() })
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         only_exclusive(mode)?;
         let servers = self.servers.iter();
-        let cleared = servers.map(|server| in_time(self.limit, server.backend.clear(name, mode)));
-        let answers = join_all(cleared).await;
+        let clears = servers.map(|server| in_time(self.limit, server.backend.clear(name, mode)));
+        let answers = join_all(clears).await;
         self.decide(&answers, |_| Some(true))?;
         Ok(answers.into_iter().flatten().any(|was_there| was_there))
     }
 
-    /// A task listens to all servers from the first refusal on.
+    /// Registers a waiter in this process. A task listens to all servers from the first refusal on.
     fn listen(&self, name: &Name, _claim: Option<&Claim>) -> Changes {
         self.contention.listen(name)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let changes = self.contention.listen(name);
-        // The task wakes the listener when a majority can be heard.
+        // The task wakes the listener when it is subscribed at a majority.
         self.contention.met(name, &self.servers);
         Ok(changes)
     }
@@ -434,20 +503,21 @@ impl Leases for Majority {
     }
 }
 
-/// Returns the claim of a share at one server: under the owner that has it, or a fresh one.
+/// Returns the claim of a share at one server, under the owner of the share. Without a share, the
+/// claim has a fresh owner.
 fn of_share(server: &Janitor, claim: &Claim, share: Option<Share>) -> Claim {
     let owner = share.map_or_else(|| server.backend.new_owner(), |share| share.owner);
     Claim { owner, waits: false, ..claim.clone() }
 }
 
-fn granted_share((one, answer): (&Acquisition, &Result<Claimed, BackendError>)) -> Option<Share> {
-    let Ok(Claimed::Granted(grant)) = answer else { return None };
-    Some(Share { owner: one.release.claim.owner, fence: grant.fence() })
-}
-
-fn in_its_way(answer: &Claimed) -> Option<Occupied> {
-    let Claimed::Occupied(occupied) = answer else { return None };
-    Some(*occupied)
+/// Returns whether a server says that the claim at this position is held, or `None` if the server
+/// does not know.
+fn is_held(each: &[Renewal], which: usize) -> Option<bool> {
+    match each.get(which)? {
+        Renewal::Held => Some(true),
+        Renewal::NotHeld => Some(false),
+        Renewal::Unknown => None,
+    }
 }
 
 fn only_exclusive(mode: Mode) -> Result<(), BackendError> {

@@ -1,6 +1,6 @@
 //! The shares that processes have of the lock, counted in holds.
 
-use bellwether::{Redlock, error::BackendError, lock::Mutex as Lock};
+use bellwether::{Redlock, error::BackendError, lock::RedlockMutex as Lock};
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 use tokio::task::{JoinSet, yield_now};
 

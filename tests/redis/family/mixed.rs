@@ -2,7 +2,7 @@
 
 use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
-    lock::PermitId,
+    lock::{PermitId, Upgrade},
 };
 
 use super::faults::nothing_is_left;
@@ -29,8 +29,8 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let guard = locks.rw_lock(name).lease(lease).wait_limit(wait).write().await?;
             let guard = guard.downgrade().await?;
             match guard.try_upgrade().await? {
-                Ok(writer) => writer.unlock().await,
-                Err(reader) => reader.unlock().await,
+                Upgrade::Done(writer) => writer.unlock().await,
+                Upgrade::Busy(reader) => reader.unlock().await,
             }
         }
         5 => {

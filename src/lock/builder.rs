@@ -1,70 +1,44 @@
-//! The common parts of all locks: a name, its settings, and how they become a lease.
+//! The builder of a lock: its name, its settings, and how they become a lease.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 use tracing::warn;
 
+use super::{
+    space::{FENCE_LIFE, LockSpace},
+    traits::{Inspected, Renewed},
+};
 use crate::{
-    backend::{Claim, Holding, Leases, Mode},
+    backend::{Claim, Holding, Mode},
     error::{Chain, Error, ErrorKind},
-    key::{Family, Key, Name, Namespace},
-    lease::{AcquireTerms, Engine, LeaseGuard, Retry, RetryStrategy, Upkeep},
+    key::{Key, Name},
+    lease::{AcquireTerms, LeaseGuard, Retry, RetryStrategy, Upkeep},
     observe::Rarely,
     time::Pauses,
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
 const LONGEST_LEASE: Duration = FENCE_LIFE;
-/// How long fences grow even if the clock of the server is set back.
-const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
-#[derive(Clone)]
-pub(super) struct LockSpace {
-    pub(super) engine: Arc<Engine>,
-    family: Family,
-    /// An invalid namespace is reported by the first use of a lock.
-    pub(super) namespace: Result<Namespace, Error>,
-    pub(super) max_name: usize,
-    /// The label of this process, for operators.
-    pub(super) label: Option<Arc<str>>,
-}
-
-impl LockSpace {
-    pub(super) fn over(backend: Arc<dyn Leases>, family: Family, namespace: &str) -> Self {
-        let (engine, namespace) = (Engine::new(backend), Namespace::new(namespace));
-        Self { engine, family, namespace, max_name: 512, label: None }
-    }
-
-    /// Returns whether the waiters of all processes have a queue.
-    pub(super) fn has_queues(&self) -> bool {
-        self.family != Family::Redlock
-    }
-
-    pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
-        let namespace = self.namespace.as_ref().map_err(Error::clone)?;
-        Name::new(namespace, self.family, key, self.max_name)
-    }
-}
-
-/// A lock by its name, and how it is to be held. Its kind says what can be acquired.
+/// A lock: its name, and the settings of its leases. The kind says what can be acquired.
 ///
-/// [`Locks`](crate::Locks) creates it. Each kind has a name of its own, as [`Mutex`](super::Mutex).
+/// [`Locks`](crate::Locks) creates it. Each kind has an alias, such as [`Mutex`](super::Mutex). The
+/// [kinds](super::kind) are a list of their own.
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<Kind> {
     pub(super) space: LockSpace,
     pub(super) key: Key,
-    /// The name of the key in its namespace. An invalid one is reported by the first use.
+    /// The name of the key in its namespace. An invalid name is reported by the first use.
     name: Result<Name, Error>,
     pub(super) lease: Duration,
     pub(super) renewal: RenewalPace,
     max_hold: Duration,
     wait_limit: Duration,
     retry: Arc<dyn RetryStrategy>,
-    /// To wait for long is no fault.
+    /// A long wait is no fault, such as the wait of a job or a candidate. So it is no metric.
     pub(super) stands_by: bool,
     pub(super) kind: Kind,
 }
@@ -76,26 +50,16 @@ pub(super) enum RenewalPace {
     Never,
 }
 
-/// A kind of lock whose lease is renewed while its guard lives.
-pub trait Renews {}
-
-/// A kind of lock that any process can look at.
-pub trait Looks {
-    /// Returns a mode of the holders.
-    #[doc(hidden)]
-    fn mode(&self) -> Mode;
-}
-
 impl<Kind> Lock<Kind> {
-    /// Sets how long the lease lasts unless it is renewed, and so how long the waiters wait for a
-    /// holder that died. Defaults to 10 s; from 20 ms to 24 h.
+    /// Sets how long the lease lasts unless it is renewed. So long do the waiters wait for a holder
+    /// that died. Defaults to 10 s; from 20 ms to 24 h.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
     /// Sets how long an acquisition may wait for other holders. Defaults to 30 s, and to no limit
-    /// for jobs and leaders. A candidate and the ticks of a job wait anew after it.
+    /// for jobs and leaders. After the limit, a candidate and the ticks of a job begin a new wait.
     ///
     /// A try that is under way at the limit may add up to its
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit).
@@ -111,7 +75,7 @@ impl<Kind> Lock<Kind> {
     }
 }
 
-impl<Kind: Renews> Lock<Kind> {
+impl<Kind: Renewed> Lock<Kind> {
     /// Sets how often the lease is renewed while its guard lives. From 1 ms to less than the lease;
     /// defaults to a third of it, so that two renewals may fail before the lease is lost.
     pub fn renew_every(mut self, interval: Duration) -> Self {
@@ -133,8 +97,9 @@ impl<Kind: Renews> Lock<Kind> {
     }
 }
 
-impl<Kind: Looks> Lock<Kind> {
-    /// Returns who holds it, and how many wait at the server. Returns `None` if there is no holder.
+impl<Kind: Inspected> Lock<Kind> {
+    /// Returns the holder, and how many callers wait at the server. Returns `None` if the lock is
+    /// free.
     ///
     /// # Errors and cancel safety
     ///
@@ -144,45 +109,41 @@ impl<Kind: Looks> Lock<Kind> {
     ///
     /// ```
     /// # async fn free(mutex: bellwether::lock::Mutex) -> Result<(), bellwether::Error> {
-    /// if let Some(held) = mutex.holder().await? {
-    ///     println!("{:?} has the fence {}", held.owner, held.fence);
+    /// if let Some(holding) = mutex.holder().await? {
+    ///     println!("{:?} has the fence {}", holding.owner, holding.fence);
     ///     mutex.force_unlock().await?;
     /// }
     /// # Ok(()) }
     /// ```
     pub async fn holder(&self) -> Result<Option<Holding>, Error> {
-        let held = self.held().await?;
-        Ok((held.holders > 0).then_some(held))
+        let holding = self.holding().await?;
+        if holding.holders > 0 { Ok(Some(holding)) } else { Ok(None) }
     }
 
     /// Ends the leases of all holders, or removes the foreign data in their place. Returns `true`
     /// if there was something to remove.
     ///
     /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. A push
-    /// tells the process of each holder, which asks for its lease and so learns of the loss. In a
-    /// cluster, or if the push is lost, it learns of the loss at its next renewal, and with a
-    /// [fixed lease](Self::fixed_lease) at its end. Until then, only a fencing token protects.
+    /// reaches the process of each holder, which then renews the lease and so notices the loss. In
+    /// a cluster, or if the push is lost, the process notices the loss at the next renewal. With a
+    /// [fixed lease](Self::fixed_lease), it notices the loss at the end of the lease. Until then,
+    /// only a fencing token protects.
     ///
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn force_unlock(&self) -> Result<bool, Error> {
-        let name = self.name()?;
-        let engine = &self.space.engine;
-        let was_there = engine.backend.clear(name, self.kind.mode()).await?;
-        // The holder may be in this process, and hear no push.
-        engine.renewals.check(|claim| claim.name == *name);
-        Ok(was_there)
+        self.space.force_unlock(self.name()?, self.kind.mode()).await
     }
 
-    pub(super) async fn held(&self) -> Result<Holding, Error> {
+    pub(super) async fn holding(&self) -> Result<Holding, Error> {
         let backend = &self.space.engine.backend;
         Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
     }
 }
 
 impl<Kind> Lock<Kind> {
-    pub(super) fn new(space: &LockSpace, key: Key, kind: Kind) -> Self {
+    pub(super) fn of_kind(space: &LockSpace, key: Key, kind: Kind) -> Self {
         Self {
             space: space.clone(),
             name: space.name(&key),
@@ -197,13 +158,13 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    /// Returns a lock whose callers wait until it is their turn, however long that takes.
+    /// Returns a lock whose callers wait until they hold it, however long that takes.
     pub(super) fn standing_by(mut self) -> Self {
         self.stands_by = true;
         self.wait_limit(Duration::MAX)
     }
 
-    /// Acquires a lease in a mode, waiting while others are in the way.
+    /// Acquires a lease in a mode, waiting while other holders are in the way.
     pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         match self.acquire_claim(self.claim(mode)?).await {
             Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
@@ -213,40 +174,41 @@ impl<Kind> Lock<Kind> {
         }
     }
 
-    /// Tries once. Returns `None` if others are in the way.
+    /// Tries once. Returns `None` if other holders or waiters are in the way.
     pub(super) async fn try_acquire_in(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let claim = Claim { waits: false, ..self.claim(mode)? };
         none_if_not_acquired(self.acquire_claim(claim).await)
     }
 
     async fn acquire_claim(&self, claim: Claim) -> Result<LeaseGuard, Error> {
-        let held = self.acquire_leases(vec![claim]).await?;
-        // There is one for each claim.
-        held.into_iter().next().ok_or_else(Error::shut_down)
+        let guards = self.acquire_leases(vec![claim]).await?;
+        // There is one guard for each claim.
+        guards.into_iter().next().ok_or_else(Error::shut_down)
     }
 
-    /// Acquires the leases of some claims, in their order. One that does not wait is tried once.
+    /// Acquires the leases of some claims, in their order. A claim that does not wait is tried
+    /// once.
     pub(super) async fn acquire_leases(
         &self,
         claims: Vec<Claim>,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let (retry, limit) = (self.retry.clone(), self.wait_limit);
-        let (upkeep, stands_by) = (self.upkeep()?, self.stands_by);
-        let terms = AcquireTerms { claims, upkeep, retry, limit, stands_by };
+        let terms = AcquireTerms {
+            claims,
+            upkeep: self.upkeep()?,
+            retry: self.retry.clone(),
+            limit: self.wait_limit,
+            stands_by: self.stands_by,
+        };
         self.space.engine.acquire(&self.key, terms).await
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        ensure(mode != Mode::Fair || self.space.has_queues(), || {
-            "a Redlock has no queue, so it has no fair mutex".to_owned()
-        })?;
         Ok(self.claim_for(self.name()?.clone(), mode))
     }
 
     pub(super) fn claim_for(&self, name: Name, mode: Mode) -> Claim {
         let owner = self.space.engine.backend.new_owner();
-        let claim = Claim::under(owner, name, mode, self.lease, FENCE_LIFE);
-        Claim { label: self.space.label.clone(), ..claim }
+        self.space.claim(owner, name, mode, self.lease)
     }
 
     /// Adds to an error which process holds the lock, if that is known.
@@ -271,7 +233,8 @@ impl<Kind> Lock<Kind> {
             RenewalPace::Every(interval) => Some(interval),
             RenewalPace::Never => None,
         };
-        let (name, lease) = (&self.key.text, self.lease);
+        let name = &self.key.text;
+        let lease = self.lease;
         ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
         })?;
@@ -303,26 +266,27 @@ impl<Kind: fmt::Debug> fmt::Debug for Lock<Kind> {
 
 /// Returns an error with this reason unless the settings are right.
 pub(super) fn ensure(is_right: bool, why: impl FnOnce() -> String) -> Result<(), Error> {
-    is_right.then_some(()).ok_or_else(|| Error::new(ErrorKind::InvalidConfig, why()))
+    if is_right { Ok(()) } else { Err(Error::new(ErrorKind::InvalidConfig, why())) }
 }
 
 pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     match outcome {
-        Ok(held) => Ok(Some(held)),
+        Ok(guard) => Ok(Some(guard)),
         Err(error) if error.kind() == ErrorKind::NotAcquired => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Asks until there is an answer, through errors that may pass.
+/// Tries until there is an answer, through errors that may pass. The log names `what` cannot wait.
 pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>>(
-    asker: &str,
-    mut ask: impl FnMut() -> Answer,
+    what: &str,
+    mut attempt: impl FnMut() -> Answer,
 ) -> Result<T, Error> {
-    let (told, mut pauses) = (Rarely::default(), Pauses::default());
+    let logged = Rarely::default();
+    let mut pauses = Pauses::default();
     loop {
-        let error = match ask().await {
-            // The limit that it may wait at once.
+        let error = match attempt().await {
+            // The wait limit of one acquisition has passed, and the next acquisition begins.
             Err(error) if error.kind() == ErrorKind::NotAcquired => {
                 sleep(Pauses::default().next()).await;
                 continue;
@@ -330,8 +294,8 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
             Err(error) if may_pass(&error) => error,
             answer => return answer,
         };
-        if told.first() {
-            warn!(error = %Chain(&error), "{asker} cannot wait, and tries again");
+        if logged.first() {
+            warn!(error = %Chain(&error), "{what} cannot wait, and tries again");
         }
         sleep(pauses.next()).await;
     }

@@ -1,20 +1,25 @@
 //! The read-write lock.
 
 use super::{
-    Locks, ReadGuard, WriteGuard,
-    front::{Lock, Looks, Renews},
+    builder::Lock,
+    guard::{ReadGuard, WriteGuard},
+    traits::{
+        Inspected, Renewed,
+        sealed::{HasMode, Sealed},
+    },
 };
-use crate::{backend::Mode, error::Error, key::Key};
+use crate::{backend::Mode, error::Error};
 
-/// A lock that many readers or one writer have at a time. Created by [`Locks::rw_lock`].
+/// A lock that many readers or one writer have at a time.
+/// [`Locks::rw_lock`](super::Locks::rw_lock) creates it.
 ///
 /// All waiters wait in one queue over all processes, so neither readers nor writers starve. A
-/// caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
-/// anew, it would wait behind a writer that waits for the first one.
+/// reader that needs another read lock clones its [guard](ReadGuard). A second call of
+/// [`read`](Self::read) would wait behind any writer that waits for the first read lock to end.
 ///
 /// The lock is not reentrant. A writer that calls [`read`](Self::read) or [`write`](Self::write)
-/// waits for itself, until its wait limit ends. It [becomes a reader](WriteGuard::downgrade)
-/// instead.
+/// waits for itself until its wait limit ends. Such a writer
+/// [becomes a reader](WriteGuard::downgrade) instead.
 ///
 /// # Examples
 ///
@@ -36,24 +41,9 @@ pub type RwLock = Lock<ReadWrite>;
 #[derive(Clone, Debug)]
 pub struct ReadWrite;
 
-impl Renews for ReadWrite {}
-
-impl Looks for ReadWrite {
-    fn mode(&self) -> Mode {
-        Mode::Write
-    }
-}
-
-impl Locks {
-    /// Returns a lock that many readers or one writer have at a time.
-    pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
-        Lock::new(&self.space, name.into(), ReadWrite)
-    }
-}
-
 impl RwLock {
     /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
-    /// queue. This caller may be that writer: it waits for itself then.
+    /// queue. If this caller is that writer, the call waits for itself.
     ///
     /// # Errors and cancel safety
     ///
@@ -65,7 +55,8 @@ impl RwLock {
     /// Acquires the lock as [`read`](Self::read) does. Returns `None` if a writer holds it or waits
     /// for it.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
-        Ok(self.try_acquire_in(Mode::Read).await?.map(ReadGuard::from))
+        let guard = self.try_acquire_in(Mode::Read).await?;
+        Ok(guard.map(ReadGuard::from))
     }
 
     /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
@@ -80,6 +71,19 @@ impl RwLock {
     /// Acquires the lock as [`write`](Self::write) does. Returns `None` if there is another holder
     /// or a waiter.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
-        Ok(self.try_acquire_in(Mode::Write).await?.map(WriteGuard::from))
+        let guard = self.try_acquire_in(Mode::Write).await?;
+        Ok(guard.map(WriteGuard::from))
     }
 }
+
+impl Sealed for ReadWrite {}
+
+impl Renewed for ReadWrite {}
+
+impl HasMode for ReadWrite {
+    fn mode(&self) -> Mode {
+        Mode::Write
+    }
+}
+
+impl Inspected for ReadWrite {}

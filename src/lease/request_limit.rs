@@ -1,4 +1,4 @@
-//! How many acquisitions ask a shard at once, while the others queue.
+//! How many acquisitions send a request to a shard at once, while other acquisitions queue.
 
 use std::{
     mem,
@@ -21,30 +21,30 @@ use crate::{
 /// enough for an answer in time.
 const PERMITS: usize = 128;
 
-/// After how long a caller asks without a permit: a server that hangs may keep all of them. A burst
-/// of 20,000 callers takes less.
+/// After how long a request is sent without a permit, because a server that hangs may keep all
+/// permits. A burst of 20,000 callers takes less.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// The permits to ask each shard.
+/// The permits to send a request to each shard.
 ///
-/// A caller that gets a permit at once asks by itself. It may stop to poll, and so keeps its permit
-/// from others. So the callers that get none ask in tasks of their own, which have permits of their
-/// own.
+/// A caller that gets a permit at once polls its own request. Such a caller may stop polling, and
+/// then keeps the permit from other callers. So a caller that gets no permit spawns a task for its
+/// request, and the tasks share other permits.
 #[derive(Default)]
-pub(super) struct Asking(Shards<OnceLock<AskingPermits>>);
+pub(super) struct RequestLimit(Shards<OnceLock<RequestPermits>>);
 
-struct AskingPermits {
+struct RequestPermits {
     of_callers: Semaphore,
     of_tasks: Semaphore,
 }
 
-impl Asking {
-    /// Asks a shard once for a lease. A permit is waited for no longer than `left`.
+impl RequestLimit {
+    /// Sends one request for a lease to a shard. Waits for a permit for no longer than `left`.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the acquisition is undone.
-    pub(super) async fn ask(
+    pub(super) async fn acquire(
         &self,
         shard: usize,
         acquisition: &mut Box<Acquisition>,
@@ -52,17 +52,17 @@ impl Asking {
         left: Duration,
     ) -> Result<Claimed, BackendError> {
         let permits = self.0.of(shard);
-        let of_callers = &permits.get_or_init(AskingPermits::new).of_callers;
+        let of_callers = &permits.get_or_init(RequestPermits::new).of_callers;
         if let Ok(_permit) = of_callers.try_acquire() {
             return acquisition.acquire(limit).await;
         }
-        // The task owns the acquisition: if the caller leaves, the undo comes after its request.
+        // The task owns the acquisition. So if the caller leaves, the undo comes after the request.
         let next = Box::new(acquisition.under_new_owner());
         let moved = mem::replace(acquisition, next);
-        let asking = ask_in_task(permits, moved, limit, left).instrument(Span::current());
-        match AbortOnDropHandle::new(tokio::spawn(asking)).await {
-            Ok((asked, answer)) => {
-                *acquisition = asked;
+        let request = acquire_in_task(permits, moved, limit, left).instrument(Span::current());
+        match AbortOnDropHandle::new(tokio::spawn(request)).await {
+            Ok((returned, answer)) => {
+                *acquisition = returned;
                 answer
             }
             // The runtime of the task has ended.
@@ -71,19 +71,19 @@ impl Asking {
     }
 }
 
-impl AskingPermits {
+impl RequestPermits {
     fn new() -> Self {
         Self { of_callers: Semaphore::new(PERMITS), of_tasks: Semaphore::new(PERMITS) }
     }
 }
 
-async fn ask_in_task(
-    permits: Arc<OnceLock<AskingPermits>>,
+async fn acquire_in_task(
+    permits: Arc<OnceLock<RequestPermits>>,
     mut acquisition: Box<Acquisition>,
     limit: Duration,
     left: Duration,
 ) -> (Box<Acquisition>, Result<Claimed, BackendError>) {
-    let of_tasks = &permits.get_or_init(AskingPermits::new).of_tasks;
+    let of_tasks = &permits.get_or_init(RequestPermits::new).of_tasks;
     let _permit = timeout(LONGEST_WAIT.min(left), of_tasks.acquire()).await;
     let answer = acquisition.acquire(limit).await;
     (acquisition, answer)

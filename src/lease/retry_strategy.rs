@@ -1,16 +1,16 @@
-//! Strategies for trying again.
+//! The times at which an acquisition tries again.
 
 use std::time::Duration;
 
 use crate::{backend::Leases, random};
 
-/// The longest waits between tries, and their end.
+/// The longest waits between the tries of an acquisition, and the end of the tries.
 ///
 /// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
-/// when the lease ends. Such an earlier wake uses up no wait. The waits of a strategy are upper
-/// bounds in between, and its end is the end of the wait.
+/// wakes the waiter when the lease ends. Such an earlier wake uses up no wait. The waits of a
+/// strategy are upper bounds between the tries. When the waits end, the acquisition ends.
 ///
-/// A closure that makes an iterator of waits is a strategy:
+/// A closure that returns an iterator of waits is a strategy:
 ///
 /// ```
 /// # fn s() -> impl bellwether::lease::RetryStrategy {
@@ -18,14 +18,14 @@ use crate::{backend::Leases, random};
 /// # }
 /// ```
 pub trait RetryStrategy: Send + Sync + 'static {
-    /// Returns the waits of one acquisition. When they end, the acquisition has failed. A wait of
+    /// Returns the waits of one acquisition. When the waits end, the acquisition fails. A wait of
     /// less than 1 ms lasts 1 ms.
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send>;
 
-    /// Returns how long one try may take before it is repeated. For [several
-    /// locks](crate::Locks::several), it holds for each name.
+    /// Returns how long one try may take before the next try. For [several
+    /// locks](crate::Locks::several), the limit holds for each name.
     ///
-    /// Defaults to `None`: as long as an operation of the backend may take
+    /// Defaults to `None`. Then a try may take as long as an operation of the backend may take
     /// ([`Leases::time_limit`](crate::backend::Leases::time_limit)), or 250 ms if the backend does
     /// not bound its operations.
     ///
@@ -37,11 +37,12 @@ pub trait RetryStrategy: Send + Sync + 'static {
     }
 }
 
-/// The limit of one try, for a backend that does not bound its operations itself.
+/// The limit of one try, for a backend that does not bound its operations.
 const TRY_LIMIT: Duration = Duration::from_millis(250);
 
 pub(crate) fn try_limit(strategy: &dyn RetryStrategy, backend: &dyn Leases) -> Duration {
-    strategy.try_limit().or_else(|| backend.time_limit()).unwrap_or(TRY_LIMIT)
+    let limit = strategy.try_limit().or_else(|| backend.time_limit());
+    limit.unwrap_or(TRY_LIMIT)
 }
 
 impl<F, I> RetryStrategy for F
@@ -54,29 +55,34 @@ where
     }
 }
 
-/// The strategies of the crate: a pace, and how often it waits.
+/// The strategies of this crate.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    /// The first wait, which doubles up to the longest.
+    /// The first wait. Each further wait is twice as long, up to the longest wait.
     first: Duration,
     longest: Duration,
-    /// Each wait is a random part of it.
+    /// Whether each wait is shortened to a random part.
     is_random: bool,
     times: usize,
     try_limit: Option<Duration>,
 }
 
 impl Retry {
-    /// Tries on a push, and at the end of the lease in the way. A waiter without a queue entry also
-    /// tries every 5 s. This is the default.
+    /// Tries when a push comes, and at the end of the lease in the way. A waiter without a queue
+    /// entry also tries every 5 s. This is the default.
     pub const fn on_demand() -> Self {
         Self::fixed(Duration::MAX)
     }
 
     /// Tries at least once in each interval.
     pub const fn fixed(interval: Duration) -> Self {
-        let (first, longest) = (interval, interval);
-        Self { first, longest, is_random: false, times: usize::MAX, try_limit: None }
+        Self {
+            first: interval,
+            longest: interval,
+            is_random: false,
+            times: usize::MAX,
+            try_limit: None,
+        }
     }
 
     /// Waits a random time from zero to `base`, then to twice that, and so on up to `cap`.
@@ -88,8 +94,8 @@ impl Retry {
     }
 
     /// Limits the number of waits. There may be more tries, since an earlier wake uses up no wait:
-    /// see [`RetryStrategy`]. A wait [on demand](Self::on_demand) has no end, so only a limit of 0
-    /// has an effect on it.
+    /// see [`RetryStrategy`]. The first wait [on demand](Self::on_demand) has no end, so a limit
+    /// other than 0 has no effect on that strategy.
     pub const fn times(mut self, times: usize) -> Self {
         self.times = times;
         self
