@@ -36,8 +36,9 @@
 //!   invalidation, and than no value of the store that the process was served before. For a load
 //!   of its own whose commit has no answer, that counts from the landing of the load.
 //! - [`Rule::Deferred`]: after a write that failed and is deferred, its process serves nothing that
-//!   was made before it, from whatever source. An expired value may stand in for a failure. The
-//!   process has the backend do the write again, or a stronger one, unless it is killed.
+//!   was made before it, from whatever source. An expired value may stand in for a load that fails
+//!   or is too slow, as a stored or a remembered one. The process has the backend do the write
+//!   again, or a stronger one, unless it is killed.
 //! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
 //!   its time is over. An act on the key ends it.
 //! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
@@ -458,12 +459,15 @@ impl Checker<'_> {
     /// Returns whether a stale value stood in for a load that failed, or that was too slow for its
     /// caller.
     fn replaces_failure(&self, read: &Read) -> bool {
-        if read.source == Source::Stale
-            && read.patience.is_some_and(|patience| read.asked + patience <= read.at + MILLISECOND)
-        {
-            return true;
-        }
-        read.source == Source::Stale && self.has_failed(&read.key, read.asked, read.at)
+        read.source == Source::Stale && self.may_be_old(read)
+    }
+
+    /// Returns whether a load failed, or was too slow for its caller, so that an expired value may
+    /// stand in for what the caller asked for.
+    fn may_be_old(&self, read: &Read) -> bool {
+        let has_waited =
+            read.patience.is_some_and(|patience| read.asked + patience <= read.at + MILLISECOND);
+        has_waited || self.has_failed(&read.key, read.asked, read.at)
     }
 
     /// Returns whether a load of a key failed that may have answered a call of `asked` until `at`.
@@ -653,7 +657,9 @@ impl Checker<'_> {
             });
             for read in later {
                 let is_older = self.made(read).is_some_and(|made| made < write.asked);
-                let stands_in = write.act == Act::Expire && self.replaces_failure(read);
+                // The value may be one that the process remembers.
+                let is_kept = matches!(read.source, Source::Stale | Source::Degraded);
+                let stands_in = write.act == Act::Expire && is_kept && self.may_be_old(read);
                 if is_older && !stands_in {
                     let text = format!("{read:?} after {write:?}");
                     self.violations.push(Violation { rule: Rule::Deferred, text });
