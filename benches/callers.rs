@@ -103,13 +103,17 @@ async fn copies() {
 /// Starts callers of one key. Returns the time from the landing to the last, and the bytes of each.
 async fn crowd(callers: usize) -> (Duration, usize) {
     let cache = cache(MemoryBackend::new());
-    let (mut times, mut bytes) = (Vec::new(), 0);
+    let mut times = Vec::new();
+    let mut bytes = 0;
     for round in 0..ROUNDS {
-        let (begin, joined) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+        let begin = Arc::new(Notify::new());
+        let joined = Arc::new(AtomicUsize::new(0));
         let region = Region::new(ALLOCATOR);
         let mut tasks = JoinSet::new();
         for _ in 0..callers {
-            let (request, begin, joined) = (cache.request(round), begin.clone(), joined.clone());
+            let request = cache.request(round);
+            let begin = begin.clone();
+            let joined = joined.clone();
             tasks.spawn(async move {
                 let load = move |_| async move {
                     begin.notified().await;
@@ -148,7 +152,8 @@ async fn started(cache: &Cache<u64>, what: &str, done: &Arc<Notify>) -> JoinSet<
     let mut tasks = JoinSet::new();
     for at in 0..KEYS {
         let request = cache.request(key(what, at));
-        let (running, done) = (running.clone(), done.clone());
+        let running = running.clone();
+        let done = done.clone();
         tasks.spawn(async move {
             let load = move |_| async move {
                 running.fetch_add(1, Ordering::SeqCst);
@@ -166,7 +171,8 @@ async fn started(cache: &Cache<u64>, what: &str, done: &Arc<Notify>) -> JoinSet<
 
 /// Returns the bytes of a caller that loads.
 async fn loads(backend: impl Store) -> usize {
-    let (cache, done) = (cache(backend), Arc::default());
+    let cache = cache(backend);
+    let done = Arc::default();
     cache.request("warm").load(|_| async { Ok::<_, BoxError>(7) }).await.unwrap();
     let region = Region::new(ALLOCATOR);
     let tasks = started(&cache, "own", &done).await;

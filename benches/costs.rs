@@ -150,7 +150,8 @@ async fn local_hits() {
         let mut figures = [const { Vec::new() }; 4];
         for _ in 0..turns(TURNS) {
             for threads in 1..3 {
-                let (cache, quick) = (ours.clone(), quick.clone());
+                let cache = ours.clone();
+                let quick = quick.clone();
                 let each =
                     move |key: &str| timed!(TIMES, { assert!(cache.get_local(key).is_some()) });
                 figures[threads - 1].push(beside(&both[..threads], each));
@@ -210,7 +211,8 @@ async fn names() {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
         pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
     };
-    let (before, mut most) = (resident(), 0);
+    let before = resident();
+    let mut most = 0;
     let begun = Instant::now();
     for number in 0..NAMES {
         assert!(cache.get(format!("product:{number:08}")).await.unwrap().is_some());
@@ -245,7 +247,8 @@ async fn with_copy(server: &RedisServer, key: &str) -> Cache<Bytes> {
 /// Measures what a local tier costs and saves over Redis.
 async fn tier(server: &RedisServer) {
     let key = "hot";
-    let (here, there) = (with_copy(server, key).await, with_copy(server, key).await);
+    let here = with_copy(server, key).await;
+    let there = with_copy(server, key).await;
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 3];
     for _ in 0..1_000 {
@@ -369,7 +372,9 @@ fn beside(keys: &[String], each: impl Fn(&str) -> Duration + Clone + Send + 'sta
     let threads: Vec<_> = keys
         .iter()
         .map(|key| {
-            let (key, each, start) = (key.clone(), each.clone(), start.clone());
+            let key = key.clone();
+            let each = each.clone();
+            let start = start.clone();
             std::thread::spawn(move || {
                 start.wait();
                 each(&key)
@@ -478,10 +483,7 @@ async fn hits(server: &RedisServer) {
 async fn tagged(server: &RedisServer, count: usize, tier: bool) -> (Cache<Bytes>, String) {
     let builder = Cache::<Bytes>::builder(RedisBackend::open(&server.url()).unwrap(), "tagged");
     let builder = builder.codec(Raw).ttl(LONG).tags();
-    let builder = match tier {
-        true => builder.local(LocalTier::default().max_age(LONG)),
-        false => builder,
-    };
+    let builder = if tier { builder.local(LocalTier::default().max_age(LONG)) } else { builder };
     let cache = builder.build().unwrap();
     let key = format!("of {count}");
     let request = (0..count).fold(cache.request(&key), |it, tag| it.tag(format!("tag:{tag}")));
@@ -497,7 +499,8 @@ async fn tags(server: &RedisServer) {
     const VALUES: usize = 1_000_000;
     const COUNTS: [usize; 4] = [0, 1, 5, 20];
     let (_, plain) = stored(server, &["plain".to_owned()]).await;
-    let (mut caches, mut copies) = (Vec::new(), Vec::new());
+    let mut caches = Vec::new();
+    let mut copies = Vec::new();
     for count in COUNTS {
         caches.push(tagged(server, count, false).await);
         let (cache, key) = tagged(server, count, true).await;
@@ -559,7 +562,8 @@ async fn many_hits(server: &RedisServer) {
     for _ in 0..turns(ROUNDS) {
         let begun = Instant::now();
         together(keys.iter().map(|key| {
-            let (cache, key) = (cache.clone(), Key::from(key));
+            let cache = cache.clone();
+            let key = Key::from(key);
             async move {
                 for _ in 0..HITS {
                     cache.request(key.clone()).load(never).await.unwrap();
@@ -570,7 +574,8 @@ async fn many_hits(server: &RedisServer) {
         figures[0].push(begun.elapsed() / (TASKS * HITS) as u32);
         let begun = Instant::now();
         together(keys.iter().map(|key| {
-            let (mut connection, entry) = (connection.clone(), name(key, Family::Cache).entry());
+            let mut connection = connection.clone();
+            let entry = name(key, Family::Cache).entry();
             async move {
                 for _ in 0..HITS {
                     let value: Vec<u8> =

@@ -32,7 +32,8 @@ fn main() {
             .collect();
         println!("{TASKS} tasks over {ITEMS} items, a lock held for {HELD:?}:");
         work(&locks, 1, Duration::from_millis(200)).await;
-        let (mut coarse, mut fine) = (0.0, 0.0);
+        let mut coarse = 0.0;
+        let mut fine = 0.0;
         for _ in 0..ROUNDS {
             coarse += work(&locks, 1, turn).await / ROUNDS as f64;
             fine += work(&locks, ITEMS, turn).await / ROUNDS as f64;

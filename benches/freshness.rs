@@ -121,10 +121,7 @@ impl Origin {
         if let Some(value) = self.values.get(key) {
             *value.lock().unwrap() = Value { loaded: Some(Instant::now()), is_read_in_time: false };
         }
-        match self.is_failing.load(Ordering::Relaxed) {
-            true => Err("the origin fails".into()),
-            false => Ok(7),
-        }
+        if self.is_failing.load(Ordering::Relaxed) { Err("the origin fails".into()) } else { Ok(7) }
     }
 
     /// Notes a read of a hot key. Returns whether its value had a read before that could have
@@ -212,7 +209,8 @@ fn is_wanted(label: &str) -> bool {
 }
 
 async fn leased(label: &str, processes: usize, with: impl Fn(Builder<u64>) -> Builder<u64>) {
-    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let server = RedisServer::start().await;
+    let origin = Arc::new(Origin::default());
     let caches = caches(&server, &origin, processes, with);
     run(label, processes, &origin, |process, key| ask(&caches[process], &origin, key)).await;
 }
@@ -237,7 +235,8 @@ fn ask(
     origin: &Arc<Origin>,
     key: usize,
 ) -> impl Future<Output = bool> + Send + 'static {
-    let (cache, origin) = (cache.clone(), origin.clone());
+    let cache = cache.clone();
+    let origin = origin.clone();
     async move {
         let load = move |_| async move { origin.load(key).await };
         let loaded = cache.request(name(key)).load(load).await.unwrap();
@@ -259,7 +258,8 @@ async fn alone(processes: usize) {
 
 /// Each caller loads early by chance alone, and nothing keeps two from doing so.
 async fn xfetch(processes: usize) {
-    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let server = RedisServer::start().await;
+    let origin = Arc::new(Origin::default());
     let client = redis::Client::open(server.url()).unwrap();
     let mut connections = Vec::new();
     for _ in 0..processes {
@@ -313,9 +313,11 @@ async fn run<F>(
             claims = origin.claims.load(Ordering::Relaxed);
         }
         for process in 0..CALLERS {
-            let (process, key) = (process * processes / CALLERS, zipf(&mut rng));
+            let process = process * processes / CALLERS;
+            let key = zipf(&mut rng);
             let process = (process + rng.usize(0..processes)) % processes;
-            let (asked, counts) = (ask(process, key), begun.elapsed() >= WARM && key < HOT);
+            let asked = ask(process, key);
+            let counts = begun.elapsed() >= WARM && key < HOT;
             let origin = origin.clone();
             under_way.spawn(async move {
                 let meets = if key < HOT { origin.meets(key) } else { Meets::Nothing };
@@ -409,11 +411,13 @@ async fn outage(processes: usize) {
     if !is_wanted("outage") {
         return;
     }
-    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let server = RedisServer::start().await;
+    let origin = Arc::new(Origin::default());
     let caches =
         caches(&server, &origin, processes, |builder| builder.stale_while_revalidate(6 * OUTAGE));
     let asking = async |time: Duration, origin: &Arc<Origin>| {
-        let (begun, mut times) = (Instant::now(), Vec::new());
+        let begun = Instant::now();
+        let mut times = Vec::new();
         let mut at = 0;
         while begun.elapsed() < time {
             let asked = Instant::now();

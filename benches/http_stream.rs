@@ -89,7 +89,8 @@ fn add(sum: &mut Round, round: Round) {
 
 fn row(kind: &str, way: &str, round: Round, bare: Round, rounds: u32) {
     let ratio = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
-    let (middle, last) = (ratio(round.middle, bare.middle), ratio(round.last, bare.last));
+    let middle = ratio(round.middle, bare.middle);
+    let last = ratio(round.last, bare.last);
     let milliseconds = |time: Duration| (time / rounds).as_secs_f64() * 1e3;
     println!(
         "{kind:8}  {way:5} {:6.1} ms {:6.1} ms  {middle:.2} and {last:.2} {:5.2}",
@@ -141,15 +142,18 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: std::fmt::Debug,
 {
-    let (before, most) = (held(), Arc::new(AtomicUsize::new(0)));
+    let before = held();
+    let most = Arc::new(AtomicUsize::new(0));
     let begun = Instant::now();
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
-        let (service, most) = (service.clone(), most.clone());
+        let service = service.clone();
+        let most = most.clone();
         callers.spawn(async move {
             let request = Request::new(Empty::new());
             let mut body = service.oneshot(request).await.unwrap().into_body();
-            let (mut first, mut bytes) = (None, 0);
+            let mut first = None;
+            let mut bytes = 0;
             while let Some(frame) = body.frame().await {
                 first.get_or_insert_with(|| begun.elapsed());
                 bytes += frame.unwrap().into_data().unwrap().len();

@@ -45,7 +45,8 @@ async fn all() {
     for (size, runs) in [(100, 4000), (50_000, 2000), (400_000, 400), (1 << 20, 200), (8 << 20, 40)]
     {
         let entry = Entry::value(0, Duration::ZERO, Bytes::from(vec![7; size]));
-        let (backend, name) = (backend.clone(), name.clone());
+        let backend = backend.clone();
+        let name = name.clone();
         let mut bench = Bench { connection: connection.clone(), backend, name, entry, runs };
         bench.size(size).await;
     }
@@ -118,7 +119,8 @@ impl Bench {
             (5, 3, "claim that finds it"),
             (6, 0, "invalidate"),
         ] {
-            let (ours, base) = (mean(at), mean(base));
+            let ours = mean(at);
+            let base = mean(base);
             let ratio = |ours: Duration, base: Duration| ours.as_secs_f64() / base.as_secs_f64();
             println!(
                 "{what:>20}: {:>9.1?} of the server ({:.2}), {:>9.1?} to the answer ({:.2})",
@@ -132,7 +134,8 @@ impl Bench {
 
     async fn cost(&self, run: impl AsyncFn(&Self)) -> Cost {
         run(self).await;
-        let (before, begun) = (self.server_time().await, Instant::now());
+        let before = self.server_time().await;
+        let begun = Instant::now();
         for _ in 0..self.runs {
             run(self).await;
         }
@@ -149,7 +152,8 @@ impl Bench {
         for run in 0..self.runs.min(200) {
             let mut set = redis::cmd("SET");
             set.arg(format!("new-{run}")).arg(&bytes[..]).arg("PX").arg(600_000);
-            let (before, begun) = (self.server_time().await, Instant::now());
+            let before = self.server_time().await;
+            let begun = Instant::now();
             set.exec_async(&mut raw).await.unwrap();
             sum.1 += begun.elapsed();
             sum.0 += (self.server_time().await - before).saturating_sub(asking);
@@ -168,7 +172,8 @@ impl Bench {
             let Claimed::Granted(grant) = self.backend.claim(&claim, 0).await.unwrap() else {
                 panic!("the name is free");
             };
-            let (before, begun) = (self.server_time().await, Instant::now());
+            let before = self.server_time().await;
+            let begun = Instant::now();
             self.backend.commit(&claim, &grant, &self.entry, Some(LIFE)).await.unwrap();
             sum.1 += begun.elapsed();
             sum.0 += (self.server_time().await - before).saturating_sub(asking);
@@ -199,7 +204,8 @@ impl Bench {
                 .edit(&self.name, &Edit::Put(self.entry.clone(), LIFE), LIFE)
                 .await
                 .unwrap();
-            let (before, begun) = (self.server_time().await, Instant::now());
+            let before = self.server_time().await;
+            let begun = Instant::now();
             self.backend.edit(&self.name, &Edit::Invalidate, LIFE).await.unwrap();
             sum.1 += begun.elapsed();
             sum.0 += (self.server_time().await - before).saturating_sub(asking);

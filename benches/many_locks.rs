@@ -184,9 +184,11 @@ impl BusyCache {
         for key in 0..KEYS {
             cache.insert(key, &1).await.unwrap();
         }
-        let (mut callers, shared) = (JoinSet::new(), Arc::<Shared>::default());
+        let mut callers = JoinSet::new();
+        let shared = Arc::<Shared>::default();
         for _ in 0..CALLERS {
-            let (cache, shared) = (cache.clone(), shared.clone());
+            let cache = cache.clone();
+            let shared = shared.clone();
             callers.spawn(async move {
                 while !shared.is_over.load(Ordering::Relaxed) {
                     let begun = Instant::now();

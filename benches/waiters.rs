@@ -234,10 +234,7 @@ async fn row(
     let most = done.iter().map(|done| done.most).max().unwrap_or_default();
     let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
     let share = lasts(TURN).as_secs_f64() / holds.max(1) as f64 * all as f64;
-    let idle = match is_idle_wanted {
-        true => idle(&mut raws, &task(all, TURN, true)).await,
-        false => 0.0,
-    };
+    let idle = if is_idle_wanted { idle(&mut raws, &task(all, TURN, true)).await } else { 0.0 };
     let part = |at: usize| done.iter().map(|done| done.parts[at]).sum::<usize>() as u32;
     let between = |at| lasts(TURN) / PARTS / part(at).max(1);
     Row {
@@ -262,7 +259,8 @@ async fn idle(raws: &mut [Raw], task: &Task) -> f64 {
     let permit = locks.semaphore("idle", 1).acquire().await.unwrap();
     let mut worker = start(task);
     sleep(WARM_UP + DOUBT).await;
-    let (before, begun) = (commands(raws, true).await, Instant::now());
+    let before = commands(raws, true).await;
+    let begun = Instant::now();
     sleep(TURN).await;
     let sent = commands(raws, true).await - before;
     let took = begun.elapsed();
@@ -304,9 +302,10 @@ fn fronts(task: &Task) -> (Locks, Redlock) {
 
 /// Returns the commands that clients have sent to all servers.
 async fn commands(raws: &mut [Raw], scripts: bool) -> u64 {
-    let known: &[&str] = match scripts {
-        true => &["evalsha", "eval"],
-        false => &["evalsha", "eval", "subscribe", "unsubscribe", "ping"],
+    let known: &[&str] = if scripts {
+        &["evalsha", "eval"]
+    } else {
+        &["evalsha", "eval", "subscribe", "unsubscribe", "ping"]
     };
     let mut sum = 0;
     for raw in raws {
@@ -329,7 +328,8 @@ fn work(task: &Task) {
         let mut parts: Vec<usize> = Vec::new();
         for at in 0..task.waiters {
             let name = if task.idle { "idle" } else { "busy" };
-            let (locks, redlock) = (locks.clone(), redlock.clone());
+            let locks = locks.clone();
+            let redlock = redlock.clone();
             tasks.spawn(hold(Waiter { locks, redlock, kind: task.kind, at, name }, task.hold));
         }
         match task.idle {
@@ -418,7 +418,8 @@ macro_rules! hold {
 impl Waiter {
     /// Locks and unlocks. The hold and the unlock are short, and count as a part of the wait.
     async fn once(&self, lasts: Duration) -> Result<(), bellwether::Error> {
-        let (locks, name) = (&self.locks, self.name);
+        let locks = &self.locks;
+        let name = self.name;
         match self.kind {
             Kind::Mutex => hold!(locks.mutex(name), lock, lasts),
             Kind::Fair => hold!(locks.mutex(name).fair(), lock, lasts),

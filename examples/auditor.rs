@@ -94,7 +94,8 @@ async fn audit(cache: Cache<usize>, database: Database, end: Instant) -> Vec<Rea
     let mut reads = Vec::new();
     while Instant::now() < end {
         let row = fastrand::usize(..ROWS);
-        let (asked, rows) = (Instant::now(), database.clone());
+        let asked = Instant::now();
+        let rows = database.clone();
         let load = move |_lead| async move {
             sleep(Duration::from_millis(5)).await;
             Ok::<_, BoxError>(rows.version(row))
@@ -111,7 +112,8 @@ async fn audit(cache: Cache<usize>, database: Database, end: Instant) -> Vec<Rea
 fn report(reads: &[Read]) {
     let mut ages: Vec<_> = reads.iter().map(|read| read.age).collect();
     ages.sort_unstable();
-    let (all, at) = (ages.len(), |part: f64| ages[((ages.len() - 1) as f64 * part) as usize]);
+    let all = ages.len();
+    let at = |part: f64| ages[((ages.len() - 1) as f64 * part) as usize];
     let local = reads.iter().filter(|read| read.source == Source::Local).count();
     println!("{all} reads, {:.1} % of them local", 100.0 * local as f64 / all as f64);
     for (what, part) in [("half", 0.5), ("99 %", 0.99), ("99.9 %", 0.999), ("all", 1.0)] {

@@ -38,7 +38,8 @@ async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
-        let (cache, runs) = (cache.clone(), runs.clone());
+        let cache = cache.clone();
+        let runs = runs.clone();
         tasks.spawn(async move {
             // `cache.get_or_load(key, loader)` does the same, but returns the report without its
             // source.
@@ -86,7 +87,8 @@ async fn one_error_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> 
     let runs = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
-        let (cache, runs) = (cache.clone(), runs.clone());
+        let cache = cache.clone();
+        let runs = runs.clone();
         tasks.spawn(
             async move { cache.get_or_load("report:2025", |_lead| fail_to_write(runs)).await },
         );

@@ -46,10 +46,12 @@ async fn run() -> Result<(), BoxError> {
             Box::new(move || Ok(Locks::new(backend.clone(), "shop")))
         }
     };
-    let (runs, schedule) = (Runs::default(), SCHEDULE.parse::<Schedule>()?);
+    let runs = Runs::default();
+    let schedule = SCHEDULE.parse::<Schedule>()?;
     let mut processes = JoinSet::new();
     for number in 0..PROCESSES {
-        let (locks, ahead) = (open()?, number * Duration::from_millis(50));
+        let locks = open()?;
+        let ahead = number * Duration::from_millis(50);
         processes.spawn(send_reports(locks.clone(), schedule.clone(), ahead, runs.clone()));
         processes.spawn(clean_up(locks, runs.clone()));
     }

@@ -101,7 +101,8 @@ async fn run() -> Result<(), BoxError> {
     for _ in 0..10 {
         let prices = prices.clone();
         readers.spawn(async move {
-            let (mut reads, mut own) = (0_u64, 0_u64);
+            let mut reads = 0_u64;
+            let mut own = 0_u64;
             while Instant::now() < end {
                 let (price, is_own) = prices.get(KEY).await?;
                 reads += 1;
@@ -122,7 +123,8 @@ async fn run() -> Result<(), BoxError> {
         assert!(changed.elapsed() < BOUND, "an old price came back");
         sleep(Duration::from_millis(100)).await;
     }
-    let (mut reads, mut own) = (0, 0);
+    let mut reads = 0;
+    let mut own = 0;
     while let Some(reader) = readers.join_next().await {
         let read = reader??;
         (reads, own) = (reads + read.0, own + read.1);

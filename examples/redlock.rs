@@ -111,12 +111,14 @@ fn client(servers: &[Server]) -> Result<Redlock, bellwether::Error> {
 
 /// Counts a till up from tasks of several clients, each time by a read, a pause and a write.
 async fn one_at_a_time(clients: &[Redlock]) -> Result<(), BoxError> {
-    let (till, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let till = Arc::new(AtomicUsize::new(0));
+    let inside = Arc::new(AtomicUsize::new(0));
     let begun = Instant::now();
     let mut tasks = JoinSet::new();
     for client in clients.iter().flat_map(|client| [client; TASKS]) {
         let mutex = client.mutex("till").lease(LEASE);
-        let (till, inside) = (till.clone(), inside.clone());
+        let till = till.clone();
+        let inside = inside.clone();
         tasks.spawn(async move {
             for _ in 0..TIMES {
                 let guard = mutex.lock().await?;
@@ -135,7 +137,8 @@ async fn one_at_a_time(clients: &[Redlock]) -> Result<(), BoxError> {
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    let (counted, all) = (till.load(Ordering::SeqCst), clients.len() * TASKS * TIMES);
+    let counted = till.load(Ordering::SeqCst);
+    let all = clients.len() * TASKS * TIMES;
     if counted != all {
         return Err(format!("{counted} in the till, of {all}").into());
     }

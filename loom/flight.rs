@@ -76,8 +76,10 @@ fn is_abandoned(leader: &Leader<u64>) -> bool {
 #[test]
 fn a_caller_is_served_nothing_older_than_its_question() {
     model(|| {
-        let (flights, source) = (flights(false), cell());
-        let (theirs, changed) = (flights.clone(), source.clone());
+        let flights = flights(false);
+        let source = cell();
+        let theirs = flights.clone();
+        let changed = source.clone();
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
             assert_eq!(ask(&theirs, &changed), 1);
@@ -93,11 +95,13 @@ fn a_caller_is_served_nothing_older_than_its_question() {
 #[test]
 fn late_joiners_are_told_apart() {
     model(|| {
-        let (flights, source) = (flights(false), cell());
+        let flights = flights(false);
+        let source = cell();
         let (mut follower, leader) = begin(&flights);
         let callers: Vec<_> = (0..2)
             .map(|at| {
-                let (flights, source) = (flights.clone(), source.clone());
+                let flights = flights.clone();
+                let source = source.clone();
                 thread::spawn(move || {
                     source.fetch_or(1 << at, RELAXED);
                     assert_ne!(ask(&flights, &source) & 1 << at, 0);
@@ -114,9 +118,11 @@ fn late_joiners_are_told_apart() {
 #[test]
 fn a_leader_that_is_dropped_sends_its_followers_on() {
     model(|| {
-        let (flights, source) = (flights(false), cell());
+        let flights = flights(false);
+        let source = cell();
         let (mut follower, leader) = begin(&flights);
-        let (theirs, value) = (flights.clone(), source.clone());
+        let theirs = flights.clone();
+        let value = source.clone();
         let other = thread::spawn(move || ask(&theirs, &value));
         drop(leader);
         assert_eq!(block_on(follower.wait(false)), Landing::JoinAnew);
@@ -144,7 +150,8 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
     model(|| {
         let flights = flights(true);
         let (follower, leader) = begin(&flights);
-        let (theirs, leader) = (flights.clone(), Arc::new(leader));
+        let theirs = flights.clone();
+        let leader = Arc::new(leader);
         let led = leader.clone();
         let other = thread::spawn(move || {
             let joined = join(&theirs);
@@ -161,7 +168,8 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
 #[test]
 fn a_leader_counts_before_a_shutdown_or_does_not_begin() {
     model(|| {
-        let (limits, leaders) = (Limits { per_flight: 1, in_all: 1 }, TaskTracker::new());
+        let limits = Limits { per_flight: 1, in_all: 1 };
+        let leaders = TaskTracker::new();
         let flights = Flights::<u64>::new(false, limits, leaders.clone());
         let theirs = flights.clone();
         let other = thread::spawn(move || theirs.join(&key(), Default::default()));
@@ -211,7 +219,8 @@ fn the_leader_learns_of_a_loader_that_waits() {
 
 /// A leader that lands a head. It asks once more for each caller that joins too late for it.
 fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
-    let (mut epoch, head) = (leader.begin_epoch(), source.load(RELAXED));
+    let mut epoch = leader.begin_epoch();
+    let head = source.load(RELAXED);
     leader.land_head(head, epoch);
     while epoch.joined < callers {
         block_on(leader.late_joiner());
@@ -226,9 +235,11 @@ fn lead_head(leader: &Leader<u64>, source: &AtomicU64, callers: u64) {
 #[test]
 fn a_late_joiner_is_admitted_to_the_head() {
     model(|| {
-        let (flights, source) = (flights(false), cell());
+        let flights = flights(false);
+        let source = cell();
         let (_follower, leader) = begin(&flights);
-        let (flight, changed) = (leader.flight.clone().unwrap(), source.clone());
+        let flight = leader.flight.clone().unwrap();
+        let changed = source.clone();
         let knows = thread::spawn(move || {
             changed.store(1, RELAXED);
             let mut follower = flight.join().unwrap().unwrap();
@@ -243,7 +254,8 @@ fn a_late_joiner_is_admitted_to_the_head() {
 #[test]
 fn a_head_that_is_closed_sends_late_joiners_on() {
     model(|| {
-        let (flights, source) = (flights(false), cell());
+        let flights = flights(false);
+        let source = cell();
         let (_follower, leader) = begin(&flights);
         let theirs = flights.clone();
         let other = thread::spawn(move || {
@@ -278,7 +290,8 @@ fn a_flight_that_has_served_a_caller_is_wanted() {
 fn the_next_lone_look_begins_when_no_caller_asks_any_more() {
     model(|| {
         let flights = flights(true);
-        let (theirs, source) = (flights.clone(), cell());
+        let theirs = flights.clone();
+        let source = cell();
         let other = thread::spawn(move || match theirs.begin_lone_look(&key()) {
             Some(key_use) => drop(key_use),
             None => {

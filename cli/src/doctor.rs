@@ -61,9 +61,10 @@ pub(crate) async fn examine(server: &Server, json: bool) -> Result<Exit, Failure
             Err(failure) => vec![unreachable(&*failure)],
         };
         is_bad |= findings.iter().any(|finding| finding.verdict == Verdict::Bad);
-        match json {
-            true => all.extend(findings.iter().map(|finding| finding.json(url))),
-            false => show::print(&text(url, &findings))?,
+        if json {
+            all.extend(findings.iter().map(|finding| finding.json(url)));
+        } else {
+            show::print(&text(url, &findings))?;
         }
     }
     if json {
@@ -100,11 +101,10 @@ async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Fi
             let advice = "give it in the URL: `redis://[user]:password@host`";
             return vec![bad("connection", "the server asks for a password", advice)];
         }
-        Err(refused) if refused.code() == Some("NOPERM") => HashMap::new(),
+        Err(refused) if refused.code() == Some("NOPERM") => Info::default(),
         Err(failed) => return vec![unreachable(&failed)],
     };
-    let field = |name: &str| info.get(name).map(String::as_str);
-    let mut findings = vec![version(&field)];
+    let mut findings = vec![version(&info)];
     if findings[0].verdict == Verdict::Bad {
         // Everything else would fail because of it.
         return findings;
@@ -113,16 +113,17 @@ async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Fi
         findings.push(too_old);
         return findings;
     }
-    if field("redis_mode") == Some("sentinel") {
+    if info.field("redis_mode") == Some("sentinel") {
         findings.push(sentinel(server, &mut connection).await);
         return findings;
     }
-    findings.push(role(server, &field));
+    findings.push(role(server, &info));
     let has_role = findings[1].verdict != Verdict::Bad;
-    if field("cluster_enabled") == Some("1") {
+    if info.is_cluster() {
         findings.push(cluster(&mut connection).await);
     }
-    findings.extend([policy(&field), memory(&field)]);
+    findings.push(policy(&info));
+    findings.push(memory(&info));
     findings.push(lua(&mut connection).await);
     findings.push(latency(&mut connection).await);
     findings.push(clock(&mut connection).await);
@@ -135,27 +136,53 @@ async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Fi
     findings
 }
 
-/// Reads what the server says of itself. An ACL may forbid it.
-async fn info(connection: &mut MultiplexedConnection) -> RedisResult<HashMap<String, String>> {
+/// The answer of `INFO`, which has no field if an ACL forbids the command.
+#[derive(Default)]
+struct Info {
+    fields: HashMap<String, String>,
+}
+
+impl Info {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.field(name)?.parse().ok()
+    }
+
+    fn is_cluster(&self) -> bool {
+        self.field("cluster_enabled") == Some("1")
+    }
+}
+
+async fn info(connection: &mut MultiplexedConnection) -> RedisResult<Info> {
     let text: String = redis::cmd("INFO").query_async(connection).await?;
-    let fields = text.lines().filter_map(|line| line.trim().split_once(':'));
-    Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    let mut info = Info::default();
+    for line in text.lines() {
+        if let Some((name, value)) = line.trim().split_once(':') {
+            info.fields.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    Ok(info)
 }
 
 /// Returns what is wrong if the server does not speak RESP3.
 async fn protocol(connection: &mut MultiplexedConnection) -> Option<Finding> {
     let answer = redis::cmd("HELLO").query_async::<redis::Value>(connection).await;
     let error = answer.err()?;
-    let is_unknown = error.detail().is_some_and(|text| text.contains("unknown command"));
+    if !error.detail().is_some_and(|text| text.contains("unknown command")) {
+        return None;
+    }
     let found = "the server is older than Redis 6, or HELLO is renamed";
-    is_unknown
-        .then(|| bad("protocol", found, "update the server to Redis 6.2 or later, or Valkey 8"))
+    Some(bad("protocol", found, "update the server to Redis 6.2 or later, or Valkey 8"))
 }
 
 /// Tries the search that `locks` and `top` need. Services do not.
 async fn search(server: &Server, connection: &mut MultiplexedConnection) -> Finding {
+    let pattern = format!("{}:l:*", server.namespace);
     let mut scan = redis::cmd("SCAN");
-    scan.arg(0).arg("MATCH").arg(format!("{}:l:*", server.namespace)).arg("COUNT").arg(1);
+    scan.arg(0).arg(&["MATCH", &pattern]).arg(&["COUNT", "1"]);
     match scan.query_async::<redis::Value>(connection).await {
         Ok(_) => good("search", "`locks` and `top` may search for locks"),
         Err(error) => {
@@ -166,21 +193,23 @@ async fn search(server: &Server, connection: &mut MultiplexedConnection) -> Find
     }
 }
 
-fn version<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
-    let Some(redis) = field("redis_version") else {
+fn version(info: &Info) -> Finding {
+    let Some(redis) = info.field("redis_version") else {
         let advice = "permit `+info`, so that this check and the warning about eviction work";
         return fair("version", "not known: the user may not run INFO", advice);
     };
-    let name = match field("valkey_version") {
+    let name = match info.field("valkey_version") {
         Some(valkey) => format!("Valkey {valkey}"),
         None => format!("Redis {redis}"),
     };
-    let number = |at: usize| redis.split('.').nth(at).and_then(|part| part.parse::<u32>().ok());
-    match (number(0), number(1)) {
+    let mut numbers = redis.split('.').map(|part| part.parse::<u32>().ok());
+    let major = numbers.next().flatten();
+    let minor = numbers.next().flatten();
+    match (major, minor) {
         (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
             bad("version", name, "update the server to Redis 6.2 or later, or Valkey 8")
         }
-        (Some(..7), _) if field("cluster_enabled") == Some("1") => {
+        (Some(..7), _) if info.is_cluster() => {
             let advice = "update the cluster to version 7, because waiters poll before it";
             fair("version", name, advice)
         }
@@ -188,11 +217,11 @@ fn version<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
     }
 }
 
-fn role<'a>(server: &Server, field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
-    let replicas = field("connected_slaves").unwrap_or("0");
-    match (field("role"), field("cluster_enabled") == Some("1")) {
+fn role(server: &Server, info: &Info) -> Finding {
+    let replicas = info.field("connected_slaves").unwrap_or("0");
+    match (info.field("role"), info.is_cluster()) {
         (Some(_), _) if server.master.is_some() => {
-            let mode = field("redis_mode").unwrap_or("plain");
+            let mode = info.field("redis_mode").unwrap_or("plain");
             let advice = "give the URLs of the sentinels, or leave `--master` out";
             bad("role", format!("no sentinel, but a {mode} server"), advice)
         }
@@ -241,22 +270,27 @@ async fn cluster(connection: &mut MultiplexedConnection) -> Finding {
     let Ok(text) = text else {
         return fair("cluster", "not known", "permit `+cluster|info`, for this check alone");
     };
-    let field = |name: &str| {
-        text.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap_or("?").to_owned()
-    };
-    let (state, masters) = (field("cluster_state:"), field("cluster_size:"));
-    let slots = field("cluster_slots_ok:");
+    let state = field_after(&text, "cluster_state:");
+    let masters = field_after(&text, "cluster_size:");
+    let slots = field_after(&text, "cluster_slots_ok:");
     let found = format!("{state}, {masters} masters, {slots} of 16384 slots");
-    match state == "ok" && slots == "16384" {
-        true => good("cluster", found),
-        false => bad("cluster", found, "mend the cluster: names of the other slots fail"),
+    if state == "ok" && slots == "16384" {
+        good("cluster", found)
+    } else {
+        bad("cluster", found, "mend the cluster: names of the other slots fail")
     }
 }
 
-fn policy<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
+fn field_after<'a>(text: &'a str, name: &str) -> &'a str {
+    let mut lines = text.lines();
+    let field = lines.find_map(|line| line.trim().strip_prefix(name));
+    field.unwrap_or("?")
+}
+
+fn policy(info: &Info) -> Finding {
     let advice = "set `maxmemory-policy noeviction`: an evicted lease lets a second holder in";
-    let has_limit = field("maxmemory").is_some_and(|limit| limit != "0");
-    match field("maxmemory_policy") {
+    let has_limit = info.field("maxmemory").is_some_and(|limit| limit != "0");
+    match info.field("maxmemory_policy") {
         Some("noeviction") => good("eviction", "noeviction"),
         Some(policy) if has_limit => bad("eviction", policy, advice),
         Some(policy) => fair("eviction", format!("{policy}, and no `maxmemory`"), advice),
@@ -264,14 +298,14 @@ fn policy<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
     }
 }
 
-fn memory<'a>(field: &impl Fn(&str) -> Option<&'a str>) -> Finding {
-    let number = |name: &str| field(name).and_then(|text| text.parse::<u64>().ok());
-    let limit = match number("maxmemory") {
-        Some(0) => number("total_system_memory"),
+fn memory(info: &Info) -> Finding {
+    let limit = match info.number("maxmemory") {
+        // No limit but the memory of the machine.
+        Some(0) => info.number("total_system_memory"),
         limit => limit,
     };
-    let (Some(used), Some(limit)) = (number("used_memory"), limit.filter(|limit| *limit > 0))
-    else {
+    let limit = limit.filter(|limit| *limit > 0);
+    let (Some(used), Some(limit)) = (info.number("used_memory"), limit) else {
         return fair("memory", "not known", "permit `+info`, for this check");
     };
     let share = used.saturating_mul(100) / limit;
@@ -305,20 +339,22 @@ async fn latency(connection: &mut MultiplexedConnection) -> Finding {
         times.push(begun.elapsed());
     }
     times.sort_unstable();
-    let (median, worst) = (times[PINGS / 2], times[PINGS - 1]);
+    let median = times[PINGS / 2];
+    let worst = times[PINGS - 1];
     let found = format!("{} in the middle, {} at worst", time(median), time(worst));
-    // One late answer is no reason to look no further.
-    match median {
-        _ if median >= TOO_SLOW => {
-            bad("latency", found, "raise `command_timeout`, or look at the network")
-        }
-        _ if median < SLOW && worst < TOO_SLOW => good("latency", found),
-        _ => fair("latency", found, "look at `SLOWLOG GET`; run the server nearer to the service"),
+    // A single late answer is never a bad finding.
+    if median >= TOO_SLOW {
+        return bad("latency", found, "raise `command_timeout`, or look at the network");
     }
+    if median < SLOW && worst < TOO_SLOW {
+        return good("latency", found);
+    }
+    fair("latency", found, "look at `SLOWLOG GET`; run the server nearer to the service")
 }
 
 async fn clock(connection: &mut MultiplexedConnection) -> Finding {
-    let (begun, here) = (Instant::now(), SystemTime::now());
+    let begun = Instant::now();
+    let here = SystemTime::now();
     let reply = redis::cmd("TIME").query_async::<(u64, u64)>(connection).await;
     let Ok((seconds, micros)) = reply else {
         return bad("clock", "not known", "permit `+time`, which scripts need");
@@ -341,26 +377,31 @@ async fn rights(server: &Server) -> Vec<Finding> {
     let rights = backend.ready().await.map_err(Failure::from);
     let caches = try_cache(server, &backend).await;
     let locks = try_lock(server, &backend).await;
-    let tried = [("rights", rights), ("for caches", caches), ("for locks", locks)];
-    let found = tried.map(|(what, outcome)| match outcome {
-        Ok(()) => good(what, format!("work in the namespace {}", server.namespace)),
-        Err(failure) => bad(what, in_full(&*failure), advice),
-    });
-    found.into()
+    let mut findings = Vec::new();
+    for (what, outcome) in [("rights", rights), ("for caches", caches), ("for locks", locks)] {
+        findings.push(match outcome {
+            Ok(()) => good(what, format!("work in the namespace {}", server.namespace)),
+            Err(failure) => bad(what, in_full(&*failure), advice),
+        });
+    }
+    findings
 }
 
 async fn try_cache(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
     let cache: Cache<u64> = Cache::builder(backend.clone(), &server.namespace).build()?;
     let key = unique();
-    cache.request(&key).ttl(PATIENCE).insert(&1).await?;
+    let request = cache.request(&key).ttl(PATIENCE);
+    request.insert(&1).await?;
     cache.invalidate(&key).await?;
     Ok(())
 }
 
 async fn try_lock(server: &Server, backend: &RedisBackend) -> Result<(), Failure> {
     let locks = bellwether::Locks::new(backend.clone(), &server.namespace);
-    let mutex = locks.mutex("bellwether-doctor").lease(PATIENCE).wait_limit(PATIENCE);
-    mutex.lock().await?.unlock().await?;
+    let mutex = locks.mutex("bellwether-doctor");
+    let mutex = mutex.lease(PATIENCE).wait_limit(PATIENCE);
+    let guard = mutex.lock().await?;
+    guard.unlock().await?;
     Ok(())
 }
 

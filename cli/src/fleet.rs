@@ -75,26 +75,30 @@ impl Fleet {
 
     /// Notes whether a question was taken, and its answers would be heard.
     pub(crate) fn asked(&mut self, is_taken: bool) {
-        match is_taken {
-            true => self.asked_since = self.asked_since.or_else(|| Some(Instant::now())),
-            false => self.asked_since = None,
+        if !is_taken {
+            self.asked_since = None;
+        } else if self.asked_since.is_none() {
+            self.asked_since = Some(Instant::now());
         }
     }
 
     pub(crate) fn second(&mut self) -> Second {
         self.caches.retain(|_, answered| answered.at.elapsed() < GONE);
         self.locks.retain(|_, (_, at)| at.elapsed() < GONE);
-        let of_caches = self.caches.values().map(|answered| &answered.last);
-        let of_locks = self.locks.values().map(|(answer, _)| answer);
-        let processes: HashSet<_> =
-            of_caches.chain(of_locks.clone()).map(|answer| answer["process"].as_str()).collect();
+        let mut processes = HashSet::new();
+        for answered in self.caches.values() {
+            processes.insert(answered.last["process"].as_str());
+        }
+        for (answer, _) in self.locks.values() {
+            processes.insert(answer["process"].as_str());
+        }
         // A process that has just begun may not have answered yet.
         let has_waited = self.asked_since.is_some_and(|since| since.elapsed() >= GONE);
         let is_known = !processes.is_empty() || has_waited;
         let mut second = Second {
             processes: is_known.then_some(processes.len()),
             has_caches: !self.caches.is_empty(),
-            lock_answers: of_locks.cloned().collect(),
+            lock_answers: self.locks.values().map(|(answer, _)| answer.clone()).collect(),
             ..Second::default()
         };
         let mut keys = BTreeMap::new();
@@ -124,8 +128,11 @@ impl Second {
             has_holder |= answer["holds_as"].as_str() == lock.held.process.as_deref();
         }
         callers.is_least |= !has_holder;
-        // None or more is not known.
-        (callers.count > 0 || !callers.is_least).then_some(callers)
+        // "No caller or more" says nothing.
+        if callers.count == 0 && callers.is_least {
+            return None;
+        }
+        Some(callers)
     }
 }
 
@@ -141,23 +148,30 @@ impl Answered {
     fn add_to(&self, second: &mut Second, keys: &mut BTreeMap<String, f64>) {
         second.flights += self.last["stats"]["flights"].as_u64().unwrap_or(0);
         let Some((before, since)) = &self.before else { return };
-        let seconds = self.at.duration_since(*since).as_secs_f64().max(0.1);
-        let rate = |fields: &[&str]| {
-            let number = |answer: &Value| {
-                fields.iter().filter_map(|field| answer["stats"][field].as_u64()).sum::<u64>()
-            };
-            number(&self.last).saturating_sub(number(before)) as f64 / seconds
-        };
+        let between = self.at.duration_since(*since);
+        let seconds = between.as_secs_f64().max(0.1);
         let rates = second.rates.get_or_insert_default();
-        rates.hits += rate(&["hits", "local", "stale"]);
-        rates.loads += rate(&["loads"]);
-        rates.failures += rate(&["failures"]);
-        rates.waited += rate(&["followed", "received"]);
-        rates.degraded += rate(&["degraded"]);
-        for pair in self.last["keys"].as_array().into_iter().flatten() {
+        rates.hits += self.growth(before, &["hits", "local", "stale"]) / seconds;
+        rates.loads += self.growth(before, &["loads"]) / seconds;
+        rates.failures += self.growth(before, &["failures"]) / seconds;
+        rates.waited += self.growth(before, &["followed", "received"]) / seconds;
+        rates.degraded += self.growth(before, &["degraded"]) / seconds;
+        let Some(pairs) = self.last["keys"].as_array() else { return };
+        for pair in pairs {
             if let (Some(key), Some(count)) = (pair[0].as_str(), pair[1].as_f64()) {
                 *keys.entry(key.to_owned()).or_default() += count / seconds;
             }
         }
     }
+
+    /// Returns by how much the sum of some counters has grown since the answer before.
+    fn growth(&self, before: &Value, counters: &[&str]) -> f64 {
+        let now = sum(&self.last, counters);
+        now.saturating_sub(sum(before, counters)) as f64
+    }
+}
+
+fn sum(answer: &Value, counters: &[&str]) -> u64 {
+    let stats = &answer["stats"];
+    counters.iter().filter_map(|counter| stats[counter].as_u64()).sum()
 }

@@ -201,7 +201,8 @@ impl Server {
     /// Opens a cache whose values are not looked at.
     fn cache(&self, schema: u16) -> Result<Cache<Value>, Failure> {
         let builder = Cache::builder(self.backend()?, &self.namespace);
-        Ok(builder.schema(schema).tags().build()?)
+        let builder = builder.schema(schema).tags();
+        Ok(builder.build()?)
     }
 }
 
@@ -218,9 +219,11 @@ async fn main() -> ExitCode {
         Err(failure) if is_closed_pipe(&*failure) => Exit::Well,
         Err(failure) => {
             let words = in_full(&*failure);
-            match json {
-                true => drop(show::print_json(&json!({ "error": words }))),
-                false => show::warn(&words),
+            if json {
+                // The reader may have gone.
+                let _ = show::print_json(&json!({ "error": words }));
+            } else {
+                show::warn(&words);
             }
             if is_usage(&*failure) { Exit::Usage } else { Exit::Bad }
         }
@@ -266,7 +269,8 @@ pub(crate) fn in_full(error: &(dyn Error + 'static)) -> String {
 }
 
 async fn run(options: Options) -> Result<Exit, Failure> {
-    let (server, json) = (options.server, options.json);
+    let server = options.server;
+    let json = options.json;
     match options.command {
         Command::Doctor { at } => {
             let url = at.map_or(server.url.clone(), |url| vec![url]);
@@ -380,9 +384,10 @@ async fn invalidate(
 
 async fn invalidate_tag(cache: &Cache<Value>, tag: &str, json: bool) -> Result<Exit, Failure> {
     cache.invalidate_tag(tag).await?;
-    match json {
-        true => show::print_json(&json!({ "tag": tag }))?,
-        false => show::print("invalidated: the next caller of each value with the tag loads")?,
+    if json {
+        show::print_json(&json!({ "tag": tag }))?;
+    } else {
+        show::print("invalidated: the next caller of each value with the tag loads")?;
     }
     Ok(Exit::Well)
 }
@@ -393,9 +398,10 @@ async fn clear(server: &Server, yes: bool, json: bool) -> Result<Exit, Failure> 
     if keys::has_tags(server).await == Some(false) {
         let why = "no cache with tags has stored anything in this namespace; only values of a \
                    cache with tags can be cleared: invalidate each key, or change the namespace";
-        match json {
-            true => show::print_json(&json!({ "error": why }))?,
-            false => show::warn(why),
+        if json {
+            show::print_json(&json!({ "error": why }))?;
+        } else {
+            show::warn(why);
         }
         return Ok(Exit::Nothing);
     }
@@ -405,11 +411,12 @@ async fn clear(server: &Server, yes: bool, json: bool) -> Result<Exit, Failure> 
         ask(&question, &format!("Clear {namespace}"))?;
     }
     server.cache(0)?.clear().await?;
-    match json {
-        true => show::print_json(&json!({ "cleared": server.namespace }))?,
-        false => show::print(
+    if json {
+        show::print_json(&json!({ "cleared": server.namespace }))?;
+    } else {
+        show::print(
             "cleared: the next caller of each value loads; values of caches without tags stay",
-        )?,
+        )?;
     }
     Ok(Exit::Well)
 }
@@ -423,12 +430,12 @@ async fn unlock(locks: &Locks, name: &str, yes: bool, json: bool) -> Result<Exit
     }
     let mut ended = Vec::with_capacity(held.len());
     for lock in &held {
-        match locks.end(lock).await? {
-            true => ended.push(lock.clone()),
+        if locks.end(lock).await? {
+            ended.push(lock.clone());
+        } else {
             // A holder that came while the user read the question keeps the lock.
-            false => show::warn(&format!(
-                "{shown} has another holder by now, which keeps it, or it is free"
-            )),
+            let words = "has another holder by now, which keeps it, or it is free";
+            show::warn(&format!("{shown} {words}"));
         }
     }
     if json {

@@ -18,9 +18,12 @@ impl Size {
     /// Returns the size of the terminal that is the output now, if it is one.
     pub(crate) fn of_output() -> Option<Self> {
         let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
-        let (columns, rows) = (usize::from(size.ws_col), usize::from(size.ws_row));
+        let size = Self { columns: size.ws_col.into(), rows: size.ws_row.into() };
         // A terminal of a script may not know its size.
-        (columns > 0 && rows > 0).then_some(Self { columns, rows })
+        if size.columns == 0 || size.rows == 0 {
+            return None;
+        }
+        Some(size)
     }
 }
 
@@ -40,9 +43,12 @@ impl Screen {
 
     /// Shows a text from the first line on. What does not fit is not shown.
     pub(crate) fn show(&self, text: &str, size: Size) -> io::Result<()> {
-        let lines = text.lines().take(size.rows).map(|line| cut(line, size.columns));
-        // Each line ends what stood there before, and so does the last one of the rest.
-        let lines: Vec<_> = lines.map(|line| format!("{line}\x1b[K")).collect();
+        let mut lines = Vec::new();
+        for line in text.lines().take(size.rows) {
+            // Each line erases the rest of its row.
+            lines.push(cut(line, size.columns) + "\x1b[K");
+        }
+        // And the text erases the rows below the last line.
         write(&format!("\x1b[H{}\x1b[J", lines.join("\r\n")))
     }
 }

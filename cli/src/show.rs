@@ -33,10 +33,11 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
 pub(crate) fn print_json(value: &Value) -> io::Result<()> {
     let mut text = String::new();
     for letter in value.to_string().chars() {
-        match acts_on_a_terminal(letter) {
-            // There are none beyond the first 65,536 characters.
-            true => text.push_str(&format!("\\u{:04x}", u32::from(letter))),
-            false => text.push(letter),
+        if acts_on_a_terminal(letter) {
+            // All such characters are among the first 65,536.
+            text.push_str(&format!("\\u{:04x}", u32::from(letter)));
+        } else {
+            text.push(letter);
         }
     }
     print(&text)
@@ -77,18 +78,24 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
 
 /// Returns a table whose lines have at most so many columns. The widest cells are cut.
 pub(crate) fn table_within<const N: usize>(rows: &[[String; N]], columns: usize) -> String {
-    let escape = |row: &[String; N]| row.each_ref().map(|cell| Escaped(cell).to_string());
-    let rows: Vec<_> = rows.iter().map(escape).collect();
-    let width = |at: usize| rows.iter().map(|row| row[at].width()).max().unwrap_or(0);
-    let mut widths: [usize; N] = std::array::from_fn(width);
+    let mut escaped = Vec::with_capacity(rows.len());
+    let mut widths = [0; N];
+    for row in rows {
+        let row = row.each_ref().map(|cell| Escaped(cell).to_string());
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = cell.width().max(*width);
+        }
+        escaped.push(row);
+    }
     while widths.iter().sum::<usize>() + 2 * (N - 1) > columns {
-        let Some(widest) = widths.iter_mut().max().filter(|widest| **widest > NARROWEST) else {
+        let Some(widest) = widths.iter_mut().max() else { break };
+        if *widest <= NARROWEST {
             break;
-        };
+        }
         *widest -= 1;
     }
     let mut table = String::new();
-    for row in &rows {
+    for row in &escaped {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {
             let cell = cut(cell, width);
@@ -209,19 +216,21 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
         EntryState::Missing => format!("missing in the namespace {namespace}"),
         _ => state(explained),
     };
-    let mut lines = vec![[key.to_owned(), state]];
-    let mut add = |what: &str, text: String| lines.push([format!("  {what}"), text]);
+    let mut facts = Vec::new();
     if let Some(entry) = &explained.entry {
         let age = entry.age.map_or_else(String::new, |age| format!("{} ago, ", time(age)));
         let bytes = size(explained.bytes as u64);
-        add("stored", format!("{age}{bytes}, fence {}", entry.fence));
-        add("load took", time(entry.cost));
+        facts.push(("stored", format!("{age}{bytes}, fence {}", entry.fence)));
+        facts.push(("load took", time(entry.cost)));
         if let Some(windows) = entry.windows {
-            let [fresh, stale, error] = [windows.fresh, windows.stale, windows.error].map(time);
-            add("windows", format!("fresh {fresh}, then stale {stale}, for failures {error}"));
+            let fresh = time(windows.fresh);
+            let stale = time(windows.stale);
+            let error = time(windows.error);
+            let text = format!("fresh {fresh}, then stale {stale}, for failures {error}");
+            facts.push(("windows", text));
         }
         if let Some(tagged) = &entry.tagged {
-            add("tags", tagged.tags.join(", "));
+            facts.push(("tags", tagged.tags.join(", ")));
         }
     }
     let load = &explained.load;
@@ -229,14 +238,19 @@ pub(crate) fn explanation(namespace: &str, key: &str, explained: &Explanation) -
         0 => "none".to_owned(),
         _ => format!("{load}; callers in its own process: not known"),
     };
-    add("load now", now);
+    facts.push(("load now", now));
     if let Some((back_off, failure)) = &load.failed {
         let next = match back_off.wait {
             wait if wait.is_zero() => "the next caller loads".to_owned(),
             wait => format!("no process loads for {}", time(wait)),
         };
         let failure = failure.message();
-        add("failed", format!("{} loads in a row; {next}: {failure}", back_off.failures));
+        let text = format!("{} loads in a row; {next}: {failure}", back_off.failures);
+        facts.push(("failed", text));
+    }
+    let mut lines = vec![[key.to_owned(), state]];
+    for (what, text) in facts {
+        lines.push([format!("  {what}"), text]);
     }
     table(&lines)
 }
@@ -273,7 +287,8 @@ fn held_json(held: &Holding) -> Value {
 }
 
 pub(crate) fn locks_json(locks: &[ListedLock]) -> Value {
-    Value::Array(locks.iter().map(lock_json).collect())
+    let locks = locks.iter().map(lock_json);
+    Value::Array(locks.collect())
 }
 
 pub(crate) fn lock_json(lock: &ListedLock) -> Value {

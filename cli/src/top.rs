@@ -345,7 +345,8 @@ impl View<'_> {
     /// Returns how many keys and how many locks are shown in so many rows. What one of them leaves
     /// is for the other. Where not all fit, a row says so.
     fn shares(&self, rows: usize) -> (usize, usize) {
-        let (all_keys, all_locks) = (self.second.keys.len(), self.listing.locks.len());
+        let all_keys = self.second.keys.len();
+        let all_locks = self.listing.locks.len();
         if rows > all_keys.saturating_add(all_locks) && rows < usize::MAX / 2 {
             return (all_keys, all_locks);
         }
@@ -355,9 +356,7 @@ impl View<'_> {
         // Locks come first: a stuck lock is looked for.
         let for_locks = all_locks.min(rows.div_ceil(2).max(rows.saturating_sub(all_keys)));
         let for_keys = rows - for_locks;
-        let without_more =
-            |rows: usize, all: usize| if all > rows { rows.saturating_sub(1) } else { all };
-        (without_more(for_keys, all_keys), without_more(for_locks, all_locks))
+        (shown_in(for_keys, all_keys), shown_in(for_locks, all_locks))
     }
 
     /// Says what the processes do, or why that is not known.
@@ -444,9 +443,12 @@ impl View<'_> {
     }
 
     fn json(&self) -> Value {
-        let (second, listing) = (&self.second, &self.listing);
-        let keys: Vec<_> =
-            second.keys.iter().take(ROWS).map(|(key, rate)| json!([key, rate])).collect();
+        let second = &self.second;
+        let listing = &self.listing;
+        let mut keys = Vec::new();
+        for (key, rate) in second.keys.iter().take(ROWS) {
+            keys.push(json!([key, rate]));
+        }
         let rates = second.rates.as_ref();
         // What is not known is `null`.
         let locks = listing.as_of.map(|_| self.locks_json());
@@ -465,6 +467,12 @@ impl View<'_> {
             "locks_age_ms": listing.as_of.map(|as_of| show::millis(as_of.elapsed())),
         })
     }
+}
+
+/// Returns how many of all are shown in so many rows. If not all fit, a row says how many more
+/// there are.
+fn shown_in(rows: usize, all: usize) -> usize {
+    if all > rows { rows.saturating_sub(1) } else { all }
 }
 
 /// Says how many are not shown.

@@ -22,7 +22,8 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
         waiters[turn.parse::<usize>()? - 1].hears("served").await?;
     }
     let served = stage.journal().await?;
-    let (asked, served) = (asked.join(" "), served.join(" "));
+    let asked = asked.join(" ");
+    let served = served.join(" ");
     expect(asked == served, || {
         format!("asked in the order {asked}, served in the order {served}")
     })?;
@@ -39,7 +40,9 @@ pub(crate) async fn play(mut me: Player, _: &str) -> Result<(), BoxError> {
     loop {
         tokio::select! {
             turn = me.cue() => {
-                let (turn, pen, mutex) = (turn?, me.pen(), mutex.clone());
+                let turn = turn?;
+                let pen = me.pen();
+                let mutex = mutex.clone();
                 tasks.spawn(async move {
                     let guard = mutex.lock().await?;
                     pen.note(turn).await?;

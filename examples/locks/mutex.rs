@@ -96,7 +96,8 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
             me.cue().await?;
             let mut tasks = JoinSet::new();
             for _ in 0..TASKS {
-                let (pen, mutex) = (me.pen(), (part == "add").then(|| mutex.clone()));
+                let pen = me.pen();
+                let mutex = (part == "add").then(|| mutex.clone());
                 tasks.spawn(async move {
                     for _ in 0..TIMES {
                         let Some(mutex) = &mutex else {

@@ -14,7 +14,10 @@ const QUEUE: &str = "shop:l:{plan}:rq";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     stage.together("read_write", "read and write").await?;
-    let (mut readers, mut most, mut writing, mut writes) = (0, 0, false, 0);
+    let mut readers = 0;
+    let mut most = 0;
+    let mut writing = false;
+    let mut writes = 0;
     for line in stage.journal().await? {
         match line.as_str() {
             "reads" => readers += 1,
@@ -71,7 +74,8 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
             me.cue().await?;
             let mut tasks = JoinSet::new();
             for task in 0..TASKS {
-                let (pen, lock) = (me.pen(), lock.clone());
+                let pen = me.pen();
+                let lock = lock.clone();
                 tasks.spawn(async move {
                     for _ in 0..TIMES {
                         if task == 0 {

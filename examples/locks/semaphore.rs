@@ -17,7 +17,8 @@ const TIMES: usize = 5;
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     stage.together("semaphore", "work").await?;
-    let (mut inside, mut most) = (0, 0);
+    let mut inside = 0;
+    let mut most = 0;
     for line in stage.journal().await? {
         inside = if line == "in" { inside + 1 } else { inside - 1 };
         most = most.max(inside);
@@ -54,7 +55,8 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     me.cue().await?;
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let (pen, semaphore) = (me.pen(), semaphore.clone());
+        let pen = me.pen();
+        let semaphore = semaphore.clone();
         tasks.spawn(async move {
             for _ in 0..TIMES {
                 let permit = semaphore.acquire().await?;

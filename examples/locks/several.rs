@@ -46,7 +46,8 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     me.cue().await?;
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
-        let (pen, locks) = (me.pen(), me.locks.clone());
+        let pen = me.pen();
+        let locks = me.locks.clone();
         tasks.spawn(async move {
             for _ in 0..TIMES {
                 let mut accounts = ACCOUNTS;

@@ -95,7 +95,7 @@ async fn one_query_for_a_page(cache: &Cache<Option<Product>>, shop: &Shop) -> Re
         let products = cache.get_or_load_many(page.clone(), key, load).await?;
         let products = products.into_iter().collect::<Result<Vec<_>, Error>>()?;
         let total: i64 =
-            products.iter().flat_map(|product| &product.value).map(|it| it.price).sum();
+            products.iter().flat_map(|product| &product.value).map(|product| product.price).sum();
         println!("products {page:?} cost {total} in all");
     }
     let queries = shop.queries.swap(0, Ordering::Relaxed);

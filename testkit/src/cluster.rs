@@ -26,11 +26,12 @@ impl Cluster {
         for _ in 0..masters + replicas {
             let port = Port::free();
             let bus = port.number().to_string();
-            let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
-            let more = ["--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
-            let coverage = ["--cluster-require-full-coverage", "no"];
-            let all = [&arguments[..], &more[..], &coverage[..], further].concat();
-            nodes.push(RedisServer::start_with(&all).await);
+            let mut arguments = vec!["--cluster-enabled", "yes", "--cluster-port", &bus];
+            arguments.extend(["--cluster-node-timeout", "1500"]);
+            arguments.extend(["--cluster-require-full-coverage", "no"]);
+            arguments.extend(["--repl-diskless-sync-delay", "0"]);
+            arguments.extend(further);
+            nodes.push(RedisServer::start_with(&arguments).await);
             buses.push(port);
         }
         let cluster = Self { nodes, buses };
@@ -45,31 +46,40 @@ impl Cluster {
             }
             ids.push(raw.run::<String>(&["CLUSTER", "MYID"]).await);
         }
-        let first = cluster.nodes[0].raw().await;
-        // A node that is slow to greet is forgotten, so each is met again until all know all.
-        let met = async || {
-            for (node, bus) in cluster.nodes.iter().zip(&cluster.buses).skip(1) {
-                let [port, bus] = [node.port(), bus.number()].map(|port| port.to_string());
-                let meet = ["CLUSTER", "MEET", "127.0.0.1", &port, &bus];
-                first.clone().run::<()>(&meet).await;
-            }
-            eventually(MEETING, || cluster.all_know(ids.len())).await
-        };
-        assert!(comes_true(LIMIT, met).await, "the nodes do not find each other");
+        assert!(
+            comes_true(LIMIT, async || cluster.nodes_meet().await).await,
+            "the nodes do not find each other"
+        );
         for at in 0..replicas {
-            let raw = cluster.nodes[masters + at].raw().await;
-            let master = &ids[at % masters];
-            let known =
-                async || raw.clone().try_run::<()>(&["CLUSTER", "REPLICATE", master]).await.is_ok();
-            assert!(comes_true(LIMIT, known).await, "a node does not become a replica");
-            cluster.nodes[at % masters].raw().await.followed_by(at / masters + 1).await;
+            let mut replica = cluster.nodes[masters + at].raw().await;
+            let replicate = ["CLUSTER", "REPLICATE", &ids[at % masters]];
+            assert!(
+                comes_true(LIMIT, async || replica.try_run::<()>(&replicate).await.is_ok()).await,
+                "a node does not become a replica"
+            );
+            let mut master = cluster.nodes[at % masters].raw().await;
+            master.followed_by(at / masters + 1).await;
         }
         for node in &cluster.nodes {
             let raw = node.raw().await;
-            let ready = async || complete(raw.clone(), masters, replicas).await;
-            assert!(comes_true(LIMIT, ready).await, "the cluster is not complete");
+            assert!(
+                eventually(LIMIT, || complete(raw.clone(), masters, replicas)).await,
+                "the cluster is not complete"
+            );
         }
         cluster
+    }
+
+    /// Lets the first node greet all others, and returns whether every node then knows all. A node
+    /// that is slow to greet is forgotten, so the caller repeats this.
+    async fn nodes_meet(&self) -> bool {
+        let mut first = self.nodes[0].raw().await;
+        for at in 1..self.nodes.len() {
+            let port = self.nodes[at].port().to_string();
+            let bus = self.buses[at].number().to_string();
+            first.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        }
+        eventually(MEETING, || self.all_know(self.nodes.len())).await
     }
 
     /// Returns whether every node knows this many nodes.
@@ -91,9 +101,9 @@ impl Cluster {
     pub async fn owner_seen_by(&self, at: usize, key: &str) -> Option<usize> {
         let mut raw = self.nodes[at].raw().await;
         let slot: u16 = raw.run(&["CLUSTER", "KEYSLOT", key]).await;
-        for (first, last, port) in slots(raw).await {
-            if (first..=last).contains(&slot) {
-                return self.nodes.iter().position(|node| node.port() == port);
+        for range in slots(raw).await {
+            if (range.first..=range.last).contains(&slot) {
+                return self.nodes.iter().position(|node| node.port() == range.port);
             }
         }
         None
@@ -158,30 +168,48 @@ impl Cluster {
     }
 }
 
-/// Reads the ranges of slots, each with the port of its master.
-async fn slots(mut raw: Raw) -> Vec<(u16, u16, u16)> {
+/// A range of slots, with the port of its master.
+struct SlotRange {
+    first: u16,
+    last: u16,
+    port: u16,
+}
+
+impl SlotRange {
+    /// Reads an item of `CLUSTER SLOTS`: the first slot, the last one, and the nodes.
+    fn read(item: Vec<redis::Value>) -> Option<Self> {
+        let mut fields = item.into_iter();
+        let first = redis::from_redis_value(fields.next()?).ok()?;
+        let last = redis::from_redis_value(fields.next()?).ok()?;
+        let redis::Value::Array(master) = fields.next()? else { return None };
+        let port = redis::from_redis_value(master.into_iter().nth(1)?).ok()?;
+        Some(Self { first, last, port })
+    }
+}
+
+async fn slots(mut raw: Raw) -> Vec<SlotRange> {
     let ranges: Vec<Vec<redis::Value>> = raw.run(&["CLUSTER", "SLOTS"]).await;
-    let read = |mut fields: Vec<redis::Value>| {
-        fields.truncate(3);
-        let mut fields = fields.into_iter();
-        let mut number = || redis::from_redis_value::<u16>(fields.next()?).ok();
-        let (first, last) = (number()?, number()?);
-        let redis::Value::Array(node) = fields.next()? else { return None };
-        let port = redis::from_redis_value(node.into_iter().nth(1)?).ok()?;
-        Some((first, last, port))
-    };
-    ranges.into_iter().filter_map(read).collect()
+    ranges.into_iter().filter_map(SlotRange::read).collect()
 }
 
 async fn complete(mut raw: Raw, masters: usize, replicas: usize) -> bool {
     let text: String = raw.run(&["CLUSTER", "INFO"]).await;
     let nodes: String = raw.run(&["CLUSTER", "NODES"]).await;
-    let count = |role: &str| {
-        let has = |line: &&str| line.split(' ').nth(2).is_some_and(|flags| flags.contains(role));
-        nodes.lines().filter(has).count()
-    };
     text.contains("cluster_state:ok")
-        && count("master") == masters
-        && count("slave") == replicas
+        && nodes_with(&nodes, "master") == masters
+        && nodes_with(&nodes, "slave") == replicas
         && slots(raw).await.len() == masters
+}
+
+/// Counts the nodes with a flag, which stands in the third field of each line.
+fn nodes_with(nodes: &str, flag: &str) -> usize {
+    let mut count = 0;
+    for node in nodes.lines() {
+        if let Some(flags) = node.split(' ').nth(2)
+            && flags.contains(flag)
+        {
+            count += 1;
+        }
+    }
+    count
 }

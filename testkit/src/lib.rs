@@ -68,7 +68,8 @@ pub fn queue_entry_life() -> Duration {
 /// Begins a backend for a test that is not about time-outs. A busy machine does not reach its own.
 /// It gets pushes for claims that the test has made by hand.
 pub fn builder() -> RedisBackendBuilder {
-    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT).with_shared_process()
+    let builder = RedisBackend::builder();
+    builder.command_timeout(LIMIT).connect_timeout(LIMIT).with_shared_process()
 }
 
 /// Opens a backend as [`builder`] begins it.
@@ -91,10 +92,11 @@ pub async fn holder(
     name: &Name,
     mode: Mode,
 ) -> Result<Option<Occupied>, BackendError> {
-    let held = backend.inspect(name, mode.into()).await?;
-    let is_held = held.holders > 0 && mode.is_fenced() == (held.fence > 0);
-    let Holding { fence, expires_in: remaining, holders, .. } = held;
-    Ok(is_held.then_some(Occupied { fence, remaining, holders }))
+    let Holding { fence, expires_in, holders, .. } = backend.inspect(name, mode.into()).await?;
+    if holders == 0 || mode.is_fenced() != (fence > 0) {
+        return Ok(None);
+    }
+    Ok(Some(Occupied { fence, remaining: expires_in, holders }))
 }
 
 /// Returns a command that runs one test of the current test program in a process of its own.

@@ -1,5 +1,5 @@
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex},
 };
 
@@ -35,11 +35,12 @@ impl Monitor {
         let client = redis::Client::open(url).expect("a URL of the helper");
         let monitor = client.get_async_monitor().await.expect("the server takes a connection");
         let lines = Arc::new(Mutex::new(Vec::new()));
-        let read = lines.clone();
+        let for_reader = lines.clone();
         let reader = tokio::spawn(async move {
             let mut stream = monitor.into_on_message::<String>();
             while let Some(line) = stream.next().await {
-                read.lock().expect("no holder panics").push(line);
+                let mut lines = for_reader.lock().expect("no holder panics");
+                lines.push(line);
             }
         });
         let mut monitor = Self { lines, own, raw, reader, markers: 0 };
@@ -53,17 +54,27 @@ impl Monitor {
         self.markers += 1;
         let marker = format!("\"marker-{}\"", self.markers);
         self.raw.run::<()>(&["ECHO", marker.trim_matches('"')]).await;
-        let passed = || async {
-            self.lines.lock().expect("no holder panics").iter().any(|line| line.ends_with(&marker))
-        };
-        assert!(eventually(LIMIT, passed).await, "MONITOR has fallen silent");
+        assert!(
+            eventually(LIMIT, || async { self.has_line(&marker) }).await,
+            "MONITOR has fallen silent"
+        );
         let lines = std::mem::take(&mut *self.lines.lock().expect("no holder panics"));
         let own = self.own.lock().expect("no holder panics");
-        lines
-            .iter()
-            .filter_map(|line| Call::read(line))
-            .filter(|call| call.client != "lua" && !own.contains(&call.client))
-            .collect()
+        let mut calls = Vec::new();
+        for line in &lines {
+            if let Some(call) = Call::read(line)
+                && call.client != "lua"
+                && !own.contains(&call.client)
+            {
+                calls.push(call);
+            }
+        }
+        calls
+    }
+
+    fn has_line(&self, end: &str) -> bool {
+        let lines = self.lines.lock().expect("no holder panics");
+        lines.iter().any(|line| line.ends_with(end))
     }
 
     /// Returns whether a script since the last call was sent directly behind a `PING` of its
@@ -72,13 +83,19 @@ impl Monitor {
     /// Scripts that renew a lease or keep a queue entry may come at any time, and have no `PING`.
     pub async fn was_answered_last(&mut self) -> bool {
         let calls = self.calls_from_clients().await;
-        let mut scripts = (0..calls.len()).filter(|at| calls[*at].command == "EVALSHA").peekable();
-        assert!(scripts.peek().is_some(), "no script was called");
-        scripts.any(|at| {
-            let mut before = calls[..at].iter().rev();
-            let before = before.find(|call| call.client == calls[at].client);
-            before.is_some_and(|call| call.command == "PING")
-        })
+        let mut last_commands = HashMap::new();
+        let mut has_script = false;
+        let mut is_behind_ping = false;
+        for Call { client, command } in calls {
+            if command == "EVALSHA" {
+                has_script = true;
+                let last = last_commands.get(&client).map(String::as_str);
+                is_behind_ping |= last == Some("PING");
+            }
+            last_commands.insert(client, command);
+        }
+        assert!(has_script, "no script was called");
+        is_behind_ping
     }
 }
 

@@ -1,4 +1,7 @@
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+};
 
 use tokio::net::TcpSocket;
 
@@ -14,14 +17,16 @@ pub struct Port {
 
 impl Port {
     pub fn free() -> Self {
-        let bound = || {
-            let socket = TcpSocket::new_v4()?;
-            socket.set_reuseaddr(true)?;
-            socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-            Ok::<_, std::io::Error>((socket.local_addr()?.port(), socket))
-        };
-        let (number, socket) = bound().expect("a port of the loopback interface");
-        Self { number, _held: cfg!(target_os = "linux").then_some(socket) }
+        Self::bind().expect("a port of the loopback interface")
+    }
+
+    fn bind() -> io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let number = socket.local_addr()?.port();
+        let held = if cfg!(target_os = "linux") { Some(socket) } else { None };
+        Ok(Self { number, _held: held })
     }
 
     pub fn number(&self) -> u16 {

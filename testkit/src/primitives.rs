@@ -143,11 +143,13 @@ impl Guard {
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
             Self::Permit(guard) => guard.unlock().await,
-            Self::Id(permits, id) => match permits.release(id).await? {
-                true => Ok(()),
-                // That of a guard says the same.
-                false => permits.renew(id).await,
-            },
+            Self::Id(permits, id) => {
+                if permits.release(id).await? {
+                    return Ok(());
+                }
+                // The error is the one that a guard returns.
+                permits.renew(id).await
+            }
         }
     }
 }
@@ -289,5 +291,7 @@ pub fn is_watched(name: &str) -> bool {
 
 /// Returns the pair of this name.
 pub fn pair(name: &str) -> Pair {
-    PAIRS.iter().find(|(known, _)| *known == name).expect("a pair of the tests").1
+    let pair = PAIRS.iter().find(|(known, _)| *known == name);
+    let (_, pair) = pair.expect("a pair of the tests");
+    *pair
 }

@@ -27,7 +27,8 @@ impl Process {
     /// Starts a process with some environment variables.
     pub fn start<'a>(test: &str, variables: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let mut command = Command::from(rerun(test));
-        command.envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        command.envs(variables).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the test program runs once more");
         let input = child.stdin.take().expect("the input is piped");
         let output = child.stdout.take().expect("the output is piped");

@@ -108,8 +108,9 @@ pub fn kind(kind: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
 
 /// Matches commands of a kind on a cache key or a lock.
 pub fn kind_of(kind: &str, key: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
-    let (kind, key) = (kind.to_owned(), format!("{{{key}}}"));
-    move |request| request.kind == kind && request.keys.iter().any(|name| name.contains(&key))
+    let kind = kind.to_owned();
+    let part = format!("{{{key}}}");
+    move |request| request.kind == kind && request.keys.iter().any(|name| name.contains(&part))
 }
 
 /// The traffic so far.
@@ -205,8 +206,9 @@ impl Incoming {
         tokio::spawn(async move {
             let mut packet = BytesMut::with_capacity(PACKET);
             while from.read_buf(&mut packet).await.is_ok_and(|read| read > 0) {
-                if send.send((Instant::now() + shared.one_way(), packet.split().freeze())).is_err()
-                {
+                let due = Instant::now() + shared.one_way();
+                let arrived = packet.split().freeze();
+                if send.send((due, arrived)).is_err() {
                     return;
                 }
             }
@@ -226,12 +228,16 @@ pub struct Proxy {
 impl Proxy {
     /// Starts a proxy in front of a server on a port of the loopback interface.
     pub fn start(server: u16) -> Self {
+        let mut names_by_digest = HashMap::new();
+        for (name, source) in scripts() {
+            names_by_digest.insert(digest(source), name);
+        }
         let shared = Arc::new(Shared {
             server,
             mode: Mutex::new(Mode::Pass),
             rules: Mutex::default(),
             pushes: Mutex::default(),
-            scripts: scripts().iter().map(|(name, source)| (digest(source), *name)).collect(),
+            scripts: names_by_digest,
             seen: Mutex::default(),
             counters: Counters::default(),
             to_server: Link::default(),
@@ -242,7 +248,8 @@ impl Proxy {
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket that does not block");
-        let port = listener.local_addr().expect("a bound socket has an address").port();
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let port = address.port();
         let theirs = shared.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -296,7 +303,8 @@ impl Proxy {
             left: AtomicUsize::new(times),
             hits: hits.clone(),
         };
-        self.shared.rules.lock().unwrap().push(Arc::new(rule));
+        let mut rules = self.shared.rules.lock().unwrap();
+        rules.push(Arc::new(rule));
         Hits(hits)
     }
 
@@ -329,7 +337,9 @@ impl Proxy {
 
     /// Removes all rules.
     pub fn clear(&self) {
-        self.shared.rules.lock().unwrap().clear();
+        let mut rules = self.shared.rules.lock().unwrap();
+        rules.clear();
+        drop(rules);
         self.pushes(None);
         self.mode(Mode::Pass);
     }
@@ -340,7 +350,8 @@ impl Proxy {
 
     /// Returns how many commands of a kind clients have sent.
     pub fn seen(&self, kind: &str) -> u64 {
-        self.shared.seen.lock().unwrap().get(kind).copied().unwrap_or(0)
+        let seen = self.shared.seen.lock().unwrap();
+        seen.get(kind).copied().unwrap_or(0)
     }
 }
 
@@ -419,10 +430,11 @@ impl Connection {
             held: AsyncMutex::new(None),
             silent: Mutex::new(false),
         });
-        let far = |from| Incoming::new(from, connection.shared.clone());
+        let requests = Incoming::new(from_client, connection.shared.clone());
+        let answers = Incoming::new(from_server, connection.shared.clone());
         tokio::select! {
-            () = connection.requests(far(from_client), to_server) => {}
-            () = connection.answers(far(from_server)) => {}
+            () = connection.requests(requests, to_server) => {}
+            () = connection.answers(answers) => {}
         }
     }
 
@@ -437,7 +449,7 @@ impl Connection {
         loop {
             while let Some(frame) = take_frame(&mut buffer) {
                 let request = self.shared.request(&frame);
-                *self.shared.seen.lock().unwrap().entry(request.kind.clone()).or_default() += 1;
+                self.shared.count(&request);
                 if self.is_silent() {
                     continue;
                 }
@@ -449,26 +461,20 @@ impl Connection {
                     request.kind.as_str(),
                     "subscribe" | "unsubscribe" | "ssubscribe" | "sunsubscribe"
                 );
-                {
-                    let mut expected = self.expected.lock().unwrap();
-                    match subscribing {
-                        true => expected.push_back(Expected::Subscriptions(
-                            request.words.len().max(2) - 1,
-                            fault,
-                        )),
-                        false => expected.push_back(Expected::Answer(fault)),
-                    }
-                    if fault == Some(Fault::Double) && !subscribing {
-                        expected.push_back(Expected::Second);
-                    }
+                let is_doubled = fault == Some(Fault::Double) && !subscribing;
+                if subscribing {
+                    let confirmations = request.words.len().max(2) - 1;
+                    self.expect(Expected::Subscriptions(confirmations, fault));
+                } else {
+                    self.expect(Expected::Answer(fault));
+                }
+                if is_doubled {
+                    self.expect(Expected::Second);
                 }
                 if to.write_all(&frame).await.is_err() {
                     return;
                 }
-                if fault == Some(Fault::Double)
-                    && !subscribing
-                    && to.write_all(&frame).await.is_err()
-                {
+                if is_doubled && to.write_all(&frame).await.is_err() {
                     return;
                 }
             }
@@ -476,6 +482,17 @@ impl Connection {
                 return;
             }
         }
+    }
+
+    fn expect(&self, answer: Expected) {
+        let mut expected = self.expected.lock().unwrap();
+        expected.push_back(answer);
+    }
+
+    /// Takes what the next answer was expected to be.
+    fn next_expected(&self) -> Option<Expected> {
+        let mut expected = self.expected.lock().unwrap();
+        expected.pop_front()
     }
 
     async fn answers(self: &Arc<Self>, mut from: Incoming) {
@@ -499,7 +516,7 @@ impl Connection {
 
     /// Returns `false` if the connection must end.
     async fn answer(&self, frame: Bytes) -> bool {
-        let expected = self.expected.lock().unwrap().pop_front();
+        let expected = self.next_expected();
         if self.is_silent() {
             return true;
         }
@@ -529,8 +546,8 @@ impl Connection {
 
     async fn push(self: &Arc<Self>, frame: Bytes) -> bool {
         let words = words(&frame);
-        let is = |what: &[u8]| words.first().is_some_and(|word| word.as_ref() == what);
-        if !is(b"message") && !is(b"smessage") {
+        let is_message = matches!(words.first().map(AsRef::as_ref), Some(b"message" | b"smessage"));
+        if !is_message {
             self.confirmed();
             return self.is_silent() || self.write(&frame).await;
         }
@@ -602,47 +619,73 @@ impl Shared {
 
     /// Returns the fault of a command. The rule counts the command.
     fn fault(&self, request: &Request) -> Option<Fault> {
-        let rules = self.rules.lock().unwrap().clone();
-        let rule = rules.iter().find(|rule| {
-            let take = |left: usize| left.checked_sub(1);
-            (rule.matches)(request)
-                && rule.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
-        })?;
-        rule.hits.fetch_add(1, Ordering::SeqCst);
-        Some(rule.fault)
+        let rules = Vec::clone(&self.rules.lock().unwrap());
+        for rule in rules {
+            if (rule.matches)(request) && rule.take() {
+                return Some(rule.fault);
+            }
+        }
+        None
+    }
+
+    fn count(&self, request: &Request) {
+        let mut seen = self.seen.lock().unwrap();
+        *seen.entry(request.kind.clone()).or_default() += 1;
     }
 
     fn request(&self, frame: &Bytes) -> Request {
-        let words = words(frame);
-        let text = |at: usize| {
-            words.get(at).map(|word| String::from_utf8_lossy(word).into_owned()).unwrap_or_default()
-        };
-        let command = text(0).to_lowercase();
-        let mut request = Request { kind: command.clone(), words: words.clone(), keys: Vec::new() };
+        let mut request = Request { kind: String::new(), words: words(frame), keys: Vec::new() };
+        let command = request.text(0).to_lowercase();
         match command.as_str() {
-            "eval" | "evalsha" => {
-                let digest = if command == "eval" { digest(&text(1)) } else { text(1) };
-                let keys: usize = text(2).parse().unwrap_or(0);
-                request.keys = (3..3 + keys).map(text).collect();
-                if let Some(script) = self.scripts.get(&digest) {
-                    (*script).clone_into(&mut request.kind);
-                }
-                if request.kind == "change" {
-                    request.kind = text(3 + keys);
-                }
-                if request.kind == "end_load" {
-                    let is_failure = text(3 + keys + 1).starts_with('f');
-                    request.kind = if is_failure { "fail" } else { "release" }.to_owned();
-                }
-            }
+            "eval" | "evalsha" => self.read_script(&mut request, &command),
             _ => {
-                if command == "getrange" {
-                    request.kind = "get".to_owned();
+                if request.words.len() > 1 {
+                    request.keys.push(request.text(1));
                 }
-                request.keys = words.get(1).map(|_| text(1)).into_iter().collect();
+                // A part of an entry is a `get`, too.
+                request.kind = if command == "getrange" { "get".to_owned() } else { command };
             }
         }
         request
+    }
+
+    /// Reads the kind and the keys of a call of a script.
+    fn read_script(&self, request: &mut Request, command: &str) {
+        let script = request.text(1);
+        let digest = if command == "eval" { digest(&script) } else { script };
+        let keys: usize = request.text(2).parse().unwrap_or(0);
+        let first_argument = 3 + keys;
+        request.keys = (3..first_argument).map(|at| request.text(at)).collect();
+        request.kind = match self.scripts.get(&digest) {
+            // The script of several operations, which its first argument names.
+            Some(&"change") => request.text(first_argument),
+            Some(name) => (*name).to_owned(),
+            None => command.to_owned(),
+        };
+        if request.kind == "end_load" {
+            let is_failure = request.text(first_argument + 1).starts_with('f');
+            request.kind = if is_failure { "fail" } else { "release" }.to_owned();
+        }
+    }
+}
+
+impl Request {
+    /// Returns a word of the command as text, which is empty if there is none.
+    fn text(&self, at: usize) -> String {
+        let word = self.words.get(at).map(|word| String::from_utf8_lossy(word).into_owned());
+        word.unwrap_or_default()
+    }
+}
+
+impl Rule {
+    /// Counts a command, unless the rule has met all that it is for.
+    fn take(&self) -> bool {
+        let left =
+            self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if left.is_ok() {
+            self.hits.fetch_add(1, Ordering::SeqCst);
+        }
+        left.is_ok()
     }
 }
 
@@ -655,15 +698,14 @@ fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
 /// Returns the end of the frame that begins at `at`, or `None` if the frame is not complete.
 fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
     let line = at + bytes.get(at..)?.windows(2).position(|two| two == b"\r\n")? + 2;
-    let number = || std::str::from_utf8(&bytes[at + 1..line - 2]).ok()?.parse::<i64>().ok();
     match bytes[at] {
         b'$' | b'!' | b'=' => {
-            let length = number().expect("a length");
+            let length = number(&bytes[at + 1..line - 2]);
             let end = if length < 0 { line } else { line + length as usize + 2 };
-            (bytes.len() >= end).then_some(end)
+            if bytes.len() < end { None } else { Some(end) }
         }
         kind @ (b'*' | b'~' | b'>' | b'%' | b'|') => {
-            let count = number().expect("a count").max(0);
+            let count = number(&bytes[at + 1..line - 2]).max(0);
             // An attribute precedes the value that it describes.
             let count = match kind {
                 b'%' => 2 * count,
@@ -680,23 +722,31 @@ fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
     }
 }
 
+/// Reads a length or a count.
+fn number(text: &[u8]) -> i64 {
+    let text = std::str::from_utf8(text).expect("a number is text");
+    text.parse().expect("a length or a count")
+}
+
 /// Returns the strings in a frame.
 fn words(frame: &[u8]) -> Vec<Bytes> {
+    let mut words = Vec::new();
     let values = match redis::parse_redis_value(frame) {
         Ok(Value::Array(values)) => values,
         Ok(Value::Push { kind, data }) => {
-            let mut values = vec![Value::BulkString(kind.to_string().into_bytes())];
-            values.extend(data);
-            values
+            words.push(Bytes::from(kind.to_string()));
+            data
         }
         _ => Vec::new(),
     };
-    let word = |value| match value {
-        Value::BulkString(bytes) => Bytes::from(bytes),
-        Value::SimpleString(text) => Bytes::from(text),
-        other => Bytes::from(format!("{other:?}")),
-    };
-    values.into_iter().map(word).collect()
+    for value in values {
+        words.push(match value {
+            Value::BulkString(bytes) => bytes.into(),
+            Value::SimpleString(text) => text.into(),
+            other => format!("{other:?}").into(),
+        });
+    }
+    words
 }
 
 /// Returns the digest by which a server knows a script.

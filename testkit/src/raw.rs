@@ -31,7 +31,8 @@ impl Raw {
         let mut raw = Self(patient(url).await?);
         let info: String = raw.try_run(&["CLIENT", "INFO"]).await?;
         if let Some(address) = info.split(' ').find_map(|field| field.strip_prefix("addr=")) {
-            own.lock().expect("no holder panics").insert(address.to_owned());
+            let mut own = own.lock().expect("no holder panics");
+            own.insert(address.to_owned());
         }
         Ok(raw)
     }
@@ -79,9 +80,10 @@ impl Raw {
     /// Returns the number behind a text that begins a line of `INFO`, or 0 if there is none.
     pub async fn number(&mut self, section: &str, start: &str) -> u64 {
         let info: String = self.run(&["INFO", section]).await;
-        let rest = info.lines().find_map(|line| line.strip_prefix(start));
-        let number = rest.and_then(|rest| rest.split(',').next());
-        number.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+        let mut lines = info.lines();
+        let rest = lines.find_map(|line| line.strip_prefix(start));
+        let Some(number) = rest.and_then(|rest| rest.split(',').next()) else { return 0 };
+        number.trim().parse().unwrap_or(0)
     }
 
     pub async fn reset_stats(&mut self) {
@@ -191,17 +193,24 @@ impl Raw {
     ///
     /// The first acknowledgement of a replica may come one second after it is in sync.
     pub async fn followed_by(&mut self, replicas: usize) {
-        let all = async || {
-            self.run::<()>(&["FLUSHALL"]).await;
-            let info: String = self.run(&["INFO", "replication"]).await;
-            let heard = |line: &&str| {
-                line.starts_with("slave")
-                    && line.contains("state=online")
-                    && !line.contains("offset=0,")
-            };
-            info.lines().filter(heard).count() == replicas
-        };
-        assert!(comes_true(LIMIT, all).await, "not all replicas follow");
+        assert!(
+            comes_true(LIMIT, async || self.followers_after_flush().await == replicas).await,
+            "not all replicas follow"
+        );
+    }
+
+    /// Changes the data, and returns how many replicas have acknowledged an earlier change.
+    async fn followers_after_flush(&mut self) -> usize {
+        self.run::<()>(&["FLUSHALL"]).await;
+        let info: String = self.run(&["INFO", "replication"]).await;
+        let mut followers = 0;
+        for line in info.lines() {
+            let is_online = line.starts_with("slave") && line.contains("state=online");
+            if is_online && !line.contains("offset=0,") {
+                followers += 1;
+            }
+        }
+        followers
     }
 
     /// Returns how many errors with this code the server has answered.
@@ -212,6 +221,8 @@ impl Raw {
     /// Returns the process id of the server.
     pub(super) async fn process(&mut self) -> Option<u32> {
         let info: String = self.try_run(&["INFO", "server"]).await.ok()?;
-        info.lines().find_map(|line| line.strip_prefix("process_id:"))?.trim().parse().ok()
+        let mut lines = info.lines();
+        let id = lines.find_map(|line| line.strip_prefix("process_id:"))?;
+        id.trim().parse().ok()
     }
 }

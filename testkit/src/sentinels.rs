@@ -1,4 +1,4 @@
-use super::{LIMIT, Raw, RedisServer, comes_true};
+use super::{LIMIT, Raw, RedisServer, comes_true, eventually};
 
 /// A master with replicas, and three sentinels that watch it as [`MASTER`](Self::MASTER).
 pub struct Sentinels {
@@ -32,8 +32,10 @@ impl Sentinels {
         let set = Self { servers, sentinels };
         for sentinel in &set.sentinels {
             let raw = sentinel.raw().await;
-            let complete = || knows(raw.clone(), 2, replicas);
-            assert!(comes_true(LIMIT, complete).await, "the sentinels do not find each other");
+            assert!(
+                eventually(LIMIT, || knows(raw.clone(), 2, replicas)).await,
+                "the sentinels do not find each other"
+            );
         }
         set
     }
@@ -47,8 +49,10 @@ impl Sentinels {
     ///
     /// On a busy machine two sentinels may promote two replicas before they agree on one.
     pub async fn master_after(&self, old: u16) -> &RedisServer {
-        let settled = async || self.followed_after(old).await.is_some();
-        assert!(comes_true(2 * LIMIT, settled).await, "no failover happens");
+        assert!(
+            comes_true(2 * LIMIT, async || self.followed_after(old).await.is_some()).await,
+            "no failover happens"
+        );
         let new = named(self.sentinels[0].raw().await).await;
         let mut servers = self.servers.iter();
         servers.find(|server| Some(server.port()) == new).expect("one of the servers")
@@ -59,11 +63,8 @@ impl Sentinels {
         for sentinel in &self.sentinels {
             named(sentinel.raw().await).await.filter(|named| *named == new)?;
         }
-        let others = |server: &&RedisServer| ![old, new].contains(&server.port());
-        for server in self.servers.iter().filter(others) {
-            let info: String = server.raw().await.try_run(&["INFO", "replication"]).await.ok()?;
-            let says = |line: &str| info.lines().any(|said| said == line);
-            if !says(&format!("master_port:{new}")) || !says("master_link_status:up") {
+        for server in &self.servers {
+            if server.port() != old && server.port() != new && !follows(server, new).await {
                 return None;
             }
         }
@@ -71,14 +72,26 @@ impl Sentinels {
     }
 }
 
+/// Returns whether a server is a replica of the master at this port, and connected to it.
+async fn follows(server: &RedisServer, master: u16) -> bool {
+    let mut raw = server.raw().await;
+    let Ok(info) = raw.try_run::<String>(&["INFO", "replication"]).await else { return false };
+    let master_port = format!("master_port:{master}");
+    let fields: Vec<_> = info.lines().collect();
+    fields.contains(&&*master_port) && fields.contains(&"master_link_status:up")
+}
+
 /// Returns whether a sentinel knows this many other sentinels and this many replicas.
 async fn knows(mut raw: Raw, others: usize, replicas: usize) -> bool {
     let fields: Vec<String> = raw.run(&["SENTINEL", "MASTER", Sentinels::MASTER]).await;
-    let field = |name: &str| {
-        let at = fields.iter().position(|field| field == name)?;
-        fields.get(at + 1)?.parse::<usize>().ok()
-    };
-    field("num-other-sentinels") == Some(others) && field("num-slaves") == Some(replicas)
+    number_behind(&fields, "num-other-sentinels") == Some(others)
+        && number_behind(&fields, "num-slaves") == Some(replicas)
+}
+
+/// Returns the number of a field, which stands behind the name of the field.
+fn number_behind(fields: &[String], name: &str) -> Option<usize> {
+    let at = fields.iter().position(|field| field == name)?;
+    fields.get(at + 1)?.parse().ok()
 }
 
 async fn named(mut raw: Raw) -> Option<u16> {

@@ -53,9 +53,14 @@ impl RedisServer {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Self {
-        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let environment: Vec<_> = environment.iter().map(owned).collect();
-        let arguments: Vec<_> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        let mut owned_environment = Vec::new();
+        for (name, value) in environment {
+            owned_environment.push(((*name).to_owned(), (*value).to_owned()));
+        }
+        let mut owned_arguments = Vec::new();
+        for argument in arguments {
+            owned_arguments.push((*argument).to_owned());
+        }
         // Where a port cannot be held, another process may bind it before the server does.
         for _ in 0..50 {
             let directory = TempDir::new().expect("a temporary directory");
@@ -64,10 +69,16 @@ impl RedisServer {
                 std::fs::write(configuration_file(directory.path()), configuration)
                     .expect("a file of the temporary directory");
             }
-            let child = spawn(port.number(), &arguments, &environment, directory.path());
-            let (arguments, environment) = (arguments.clone(), environment.clone());
-            let own = Arc::default();
-            let mut server = Self { child, port, arguments, environment, own, directory };
+            let child =
+                spawn(port.number(), &owned_arguments, &owned_environment, directory.path());
+            let mut server = Self {
+                child,
+                port,
+                arguments: owned_arguments.clone(),
+                environment: owned_environment.clone(),
+                own: Arc::default(),
+                directory,
+            };
             if server.answers().await {
                 return server;
             }
@@ -150,7 +161,8 @@ impl RedisServer {
     async fn answers(&mut self) -> bool {
         let end = Instant::now() + LIMIT;
         loop {
-            if self.child.try_wait().expect("a child can be asked").is_some() {
+            let status = self.child.try_wait().expect("a child can be asked");
+            if status.is_some() {
                 return false;
             }
             // The process id is compared, because another server may have taken the port.
@@ -166,9 +178,11 @@ impl RedisServer {
     }
 
     fn own_url(&self) -> String {
-        let mut arguments = self.arguments.iter();
-        let password = arguments.find(|text| *text == "--requirepass").and(arguments.next());
-        self.url_of(&password.map_or(String::new(), |password| format!(":{password}")), 0)
+        let mut credentials = String::new();
+        if let Some(at) = self.arguments.iter().position(|argument| argument == "--requirepass") {
+            credentials = format!(":{}", self.arguments[at + 1]);
+        }
+        self.url_of(&credentials, 0)
     }
 
     fn log(&self) -> String {
@@ -203,7 +217,8 @@ fn spawn(
     if configuration.exists() {
         command.arg(configuration);
     }
-    let log = File::options().create(true).append(true).open(log_file(directory)).expect("a log");
+    let mut options = File::options();
+    let log = options.create(true).append(true).open(log_file(directory));
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no", "--dir"])
@@ -211,7 +226,7 @@ fn spawn(
         .args(arguments)
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())
-        .stdout(log)
+        .stdout(log.expect("a log"))
         .stderr(Stdio::null());
     spawn_server(command).expect("redis-server can be run")
 }

@@ -7,8 +7,9 @@ use super::LIMIT;
 /// Sends a signal such as `CONT` to a process. Returns after `STOP` once all threads stand still,
 /// which they do one after the other.
 pub fn signal(pid: u32, signal: &str) {
-    let args = [format!("-{signal}"), pid.to_string()];
-    let status = Command::new("kill").args(args).status().expect("the command kill");
+    let mut kill = Command::new("kill");
+    kill.arg(format!("-{signal}")).arg(pid.to_string());
+    let status = kill.status().expect("the command kill");
     assert!(status.success(), "SIG{signal} could not be sent");
     if signal == "STOP" {
         let end = std::time::Instant::now() + LIMIT;
@@ -22,9 +23,15 @@ pub fn signal(pid: u32, signal: &str) {
 /// Returns whether all threads of a process are stopped. Elsewhere than on Linux it is not known.
 fn stands_still(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    threads.flatten().all(|thread| {
-        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+    for thread in threads.flatten() {
+        let stat = thread.path().join("stat");
+        let stat = fs::read_to_string(stat).unwrap_or_default();
         // The state stands behind the name of the program, which is in brackets.
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
-    })
+        if let Some((_, rest)) = stat.rsplit_once(") ")
+            && !rest.starts_with('T')
+        {
+            return false;
+        }
+    }
+    true
 }

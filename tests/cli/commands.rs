@@ -106,9 +106,11 @@ async fn a_key_is_explained() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_and_its_failure_are_explained() {
     let server = RedisServer::start().await;
-    let (here, there) = (cache(&server), cache(&server));
+    let here = cache(&server);
+    let there = cache(&server);
     let [begun, release] = [(); 2].map(|()| Arc::new(Notify::new()));
-    let (starts, ends) = (begun.clone(), release.clone());
+    let starts = begun.clone();
+    let ends = release.clone();
     let back_off = AfterFailure::BackOff { first: MINUTE, longest: MINUTE };
     let load = here.request("k").load(move |lead| async move {
         lead.after_failure(back_off);
@@ -220,7 +222,8 @@ async fn nothing_is_said_to_be_nothing() {
     let invalidated = printed(&run(&server, &["invalidate", "l", "--expect"]).await, 0);
     assert_eq!(invalidated, "invalidated: the next caller loads\n");
     let [begun, release] = [(); 2].map(|()| Arc::new(Notify::new()));
-    let (starts, ends) = (begun.clone(), release.clone());
+    let starts = begun.clone();
+    let ends = release.clone();
     let load = cache.request("m").load(move |_| async move {
         starts.notify_one();
         ends.notified().await;

@@ -123,9 +123,10 @@ async fn serve(listener: TcpListener, fails: Arc<AtomicBool>) {
             let mut request = [0; 4096];
             while stream.read(&mut request).await.is_ok_and(|read| read > 0) {
                 sleep(LOAD).await;
-                let (status, body) = match fails.load(Ordering::Relaxed) {
-                    true => ("503 Service Unavailable", "no"),
-                    false => ("200 OK", PRODUCT),
+                let (status, body) = if fails.load(Ordering::Relaxed) {
+                    ("503 Service Unavailable", "no")
+                } else {
+                    ("200 OK", PRODUCT)
                 };
                 let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
                 if stream.write_all(format!("{head}{body}").as_bytes()).await.is_err() {

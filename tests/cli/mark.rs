@@ -117,7 +117,8 @@ async fn a_mark_that_came_after_the_question_stays() {
 async fn the_form_in_which_a_job_is_shown_finds_its_mark() {
     let server = RedisServer::start().await;
     let here = locks(&server);
-    let (name, shown) = ("x\u{1b}[2J\\\ny", r"x\u{1b}[2J\\\ny");
+    let name = "x\u{1b}[2J\\\ny";
+    let shown = r"x\u{1b}[2J\\\ny";
     run_tick(&here, name, SystemTime::now() - DAY).await;
     for command in ["mark", "explain"] {
         let text = printed(&run(&server, &[command, "--escaped", shown]).await, 0);

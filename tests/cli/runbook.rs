@@ -28,7 +28,8 @@ enum Step {
 
 /// Returns the commands and the comments of the page, in order.
 fn steps() -> Vec<Step> {
-    let (mut steps, mut is_console) = (Vec::new(), false);
+    let mut steps = Vec::new();
+    let mut is_console = false;
     for line in PAGE.lines() {
         match (line.strip_prefix("$ "), steps.last_mut()) {
             _ if line.starts_with("```") => is_console = line == "```console",
@@ -48,7 +49,8 @@ fn steps() -> Vec<Step> {
 /// Returns whether a line has the words of a pattern, with anything in place of each `…`.
 fn matches(line: &str, pattern: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let (line, mut at) = (words(line), 0);
+    let line = words(line);
+    let mut at = 0;
     pattern.split('…').map(words).all(|part| match line[at..].find(&part) {
         Some(found) => {
             at += found + part.len();

@@ -36,7 +36,8 @@ impl Terminal {
             "env PATH={folder}:{path} BELLWETHER_URL={url} BELLWETHER_NAMESPACE={NAMESPACE} \
              PS1='$ ' TERM=screen sh"
         );
-        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let columns = columns.to_string();
+        let rows = rows.to_string();
         terminal.tmux(&[
             "-f",
             "/dev/null",
@@ -68,7 +69,8 @@ impl Terminal {
 
     /// Gives the window another size.
     pub fn resize(&self, columns: usize, rows: usize) {
-        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let columns = columns.to_string();
+        let rows = rows.to_string();
         self.tmux(&["resize-window", "-x", &columns, "-y", &rows]);
     }
 
@@ -125,7 +127,8 @@ pub fn draw(name: &str, command: &str, screen: &str) {
     let mut lines = vec![format!("$ {command}")];
     lines.extend(screen.trim_end().lines().map(|line| line.trim_end().to_owned()));
     let columns = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
-    let (width, height) = (columns * 8 + 32, lines.len() * 18 + 28);
+    let width = columns * 8 + 32;
+    let height = lines.len() * 18 + 28;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"monospace\" font-size=\"13\" fill=\"#e6e9ef\">\n\

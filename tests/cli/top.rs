@@ -216,7 +216,8 @@ async fn callers_in_the_process_of_the_holder_are_shown() {
         let mutex = here.mutex("plain");
         waiting.spawn(async move { drop(mutex.lock().await) });
         if number < 2 {
-            let (fair, rw) = (here.mutex("fair").fair(), here.rw_lock("rw"));
+            let fair = here.mutex("fair").fair();
+            let rw = here.rw_lock("rw");
             waiting.spawn(async move { drop(fair.lock().await) });
             waiting.spawn(async move { drop(rw.read().await) });
         }

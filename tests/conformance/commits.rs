@@ -5,7 +5,8 @@ use bellwether::backend::{EntryKind, Windows};
 use crate::harness::*;
 
 pub async fn an_entry_is_stored_and_the_lease_ended<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let name = name("product:42");
     assert_eq!(here.get(&name).await.unwrap(), None);
     let claim = claim(&name);
@@ -73,7 +74,8 @@ pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: FullHarness>
 
 pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, second) = (claim(&name), claim(&name));
+    let first = claim(&name);
+    let second = claim(&name);
     let grant = begun(&backend, &first).await;
     backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
     let next = backend.claim(&second, grant.fence()).await.unwrap();
@@ -114,10 +116,8 @@ pub async fn an_entry_that_is_not_stored_is_pushed_without_windows<H: FullHarnes
         let Change::Entry(pushed) = next(&mut changes).await else {
             panic!("no entry: {is_stored}")
         };
-        let (expected, windows) = match is_stored {
-            true => (Committed::Stored, kept.windows),
-            false => (Committed::Pushed, None),
-        };
+        let (expected, windows) =
+            if is_stored { (Committed::Stored, kept.windows) } else { (Committed::Pushed, None) };
         assert_eq!((outcome.unwrap(), pushed.windows), (expected, windows));
         assert_eq!((pushed.fence, pushed.payload), (grant.fence(), kept.payload));
     }
@@ -187,9 +187,12 @@ pub async fn an_entry_ends_with_its_time<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
     for loads in [true, false] {
         for text in ["first", "second"] {
-            let write = async || match loads {
-                true => stored(&backend, &name, text).await,
-                false => put(&backend, &name, text).await,
+            let write = async || {
+                if loads {
+                    stored(&backend, &name, text).await
+                } else {
+                    put(&backend, &name, text).await
+                }
             };
             write().await;
             h.pass(TTL - MOMENT).await;
@@ -218,7 +221,8 @@ pub async fn an_uncacheable_entry_is_an_entry_too<H: FullHarness>(h: &H) {
 
 pub async fn a_failure_ends_the_lease_and_stores_nothing<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, stranger) = (claim(&name), claim(&name));
+    let first = claim(&name);
+    let stranger = claim(&name);
     let fence = begun(&backend, &first).await.fence();
     assert!(!backend.fail(&stranger, &failure(fence, "not mine"), None).await.unwrap());
     held(&backend, &stranger).await;

@@ -96,7 +96,8 @@ pub async fn permits_in_use_never_exceed_the_limit<H: FullHarness>(h: &H) {
 
 /// The commit is on its way when the name is invalidated. No entry is left, in either order.
 pub async fn an_invalidation_wins_against_any_commit<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for turn in 0..60 {
         let name = name(&format!("k{turn}"));
         let claim = claim(&name);
@@ -118,12 +119,14 @@ pub async fn an_invalidation_wins_against_any_commit<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_put_wins_against_any_commit<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for turn in 0..60 {
         let name = name(&format!("k{turn}"));
         let claim = claim(&name);
         let grant = begun(&here, &claim).await;
-        let (old, new) = (value("old"), value("new"));
+        let old = value("old");
+        let new = value("new");
         let commit = here.commit(&claim, &grant, &old, Some(TTL));
         let put = Edit::Put(new.clone(), TTL);
         let put = there.edit(&name, &put, FENCE_LIFE);

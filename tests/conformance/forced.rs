@@ -106,7 +106,8 @@ pub async fn a_holder_learns_from_another_process_that_it_was_ended<H: FullHarne
     if !H::PUSHES_TO_HOLDERS {
         return;
     }
-    let (here, there) = (locks(h), locks(h));
+    let here = locks(h);
+    let there = locks(h);
     drop((KINDS[0].lock)(here.clone()).await.unwrap());
     for server in h.servers() {
         let mut raw = server.raw().await;

@@ -20,9 +20,10 @@ pub async fn a_waiter_is_handed_the_lease_with_the_release<H: FullHarness>(h: &H
             let occupied = held(&backend, &hasty_in(mode, &name)).await;
             assert_eq!((occupied.fence, occupied.holders), (fence, 1));
             assert!(occupied.remaining <= handover_life(), "{occupied:?}");
-            match asks {
-                true => assert_eq!(granted(&backend, &waiting).await.fence(), fence),
-                false => assert!(renewed(&backend, &waiting).await),
+            if asks {
+                assert_eq!(granted(&backend, &waiting).await.fence(), fence)
+            } else {
+                assert!(renewed(&backend, &waiting).await)
             }
             let occupied = held(&backend, &hasty_in(mode, &name)).await;
             assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");

@@ -15,7 +15,8 @@ async fn look(backend: &impl Leases, name: &Name, kind: SemaphoreKind) -> Holdin
 }
 
 pub async fn a_lock_tells_its_holder_and_its_waiters<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let name = lock("k");
     assert_eq!(look(&there, &name, SemaphoreKind::Mutex).await, Holding::default());
     let mut holder = claim(&name);
@@ -53,7 +54,8 @@ pub async fn a_lock_that_is_shared_tells_how_many_hold_it<H: Harness>(h: &H) {
 }
 
 pub async fn the_locks_of_a_namespace_are_listed<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let held_ones = [
         ("a", Mode::Exclusive, SemaphoreKind::Mutex),
         ("a", Mode::Read, SemaphoreKind::ReadWrite),
@@ -71,7 +73,8 @@ pub async fn the_locks_of_a_namespace_are_listed<H: Harness>(h: &H) {
     granted(&here, &claim(&name_in("conformance2", Family::Lock, "x"))).await;
     let namespace = Namespace::new("conformance").unwrap();
     let text = |name: &Name, kind| format!("{name:?} {kind}");
-    let (mut listed, mut from) = (BTreeSet::new(), Some(SearchFrom::default()));
+    let mut listed = BTreeSet::new();
+    let mut from = Some(SearchFrom::default());
     while let Some(step) = from {
         let found = there.lock_names(&namespace, &step).await.unwrap();
         listed.extend(found.locks.iter().map(|(name, kind)| text(name, *kind)));

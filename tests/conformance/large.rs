@@ -10,7 +10,8 @@ fn large(size: usize, mark: &str) -> Entry {
 }
 
 pub async fn a_large_entry_is_found_whole<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for size in SIZES {
         let name = name(&format!("{size}"));
         let refresh = claim(&name);
@@ -30,7 +31,8 @@ pub async fn a_large_entry_is_found_whole<H: FullHarness>(h: &H) {
 }
 
 pub async fn a_large_entry_is_committed_and_ends_with_its_time<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for size in SIZES {
         let name = name(&format!("{size}"));
         let load = claim(&name);
@@ -83,7 +85,8 @@ pub async fn large_and_small_entries_replace_each_other<H: FullHarness>(h: &H) {
 }
 
 pub async fn the_waiters_for_a_large_entry_are_told<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for size in SIZES {
         let name = name(&format!("{size}"));
         let load = claim(&name);

@@ -46,7 +46,8 @@ pub async fn a_latch_that_was_never_set_is_not_at_zero<H: FullHarness>(h: &H) {
 
 pub async fn a_latch_is_set_once<H: FullHarness>(h: &H) {
     let (here, there, name) = h.two();
-    let (first, second) = (Owner::fresh(), Owner::fresh());
+    let first = Owner::fresh();
+    let second = Owner::fresh();
     assert!(here.set_latch(&name, first, 2, TTL).await.unwrap());
     for then in [1, 0] {
         assert_eq!(count(&here, &name, 1).await, Some(then));
@@ -60,7 +61,9 @@ pub async fn a_latch_is_set_once<H: FullHarness>(h: &H) {
 pub async fn a_step_sent_twice_counts_once<H: FullHarness>(h: &H) {
     let (here, there, name) = h.two();
     set(&here, &name, 3).await;
-    let (one, two, three) = (Owner::fresh(), Owner::fresh(), Owner::fresh());
+    let one = Owner::fresh();
+    let two = Owner::fresh();
+    let three = Owner::fresh();
     let step = async |id, by| there.count_down(&name, id, by).await.unwrap().unwrap().left;
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(one, 1).await, 2);
@@ -169,7 +172,9 @@ pub async fn no_step_is_lost_and_none_counted_twice<H: FullHarness>(h: &H) {
     let name = name("k");
     set(&backends[0], &name, 101).await;
     let steps = (0..100).flat_map(|at| {
-        let (id, backends, name) = (Owner::fresh(), &backends, &name);
+        let id = Owner::fresh();
+        let backends = &backends;
+        let name = &name;
         [at, at + 1].map(|by| async move { backends[by % 4].count_down(name, id, 1).await })
     });
     let counted = join_all(steps).await;

@@ -88,7 +88,8 @@ pub async fn a_lease_ends_by_itself_unless_it_is_renewed<H: Harness>(h: &H) {
 pub async fn a_lease_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     let (here, there, _) = h.two();
     for (holder, rival) in rivals::<H>() {
-        let (name, mode) = (&holder.name, holder.mode);
+        let name = &holder.name;
+        let mode = holder.mode;
         assert_eq!(testkit::holder(&there, name, mode).await.unwrap(), None);
         assert!(!there.clear(name, mode).await.unwrap());
         let fence = granted(&here, &holder).await.fence();

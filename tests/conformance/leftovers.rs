@@ -4,7 +4,8 @@ use crate::harness::*;
 
 /// Runs each operation once per name.
 async fn work<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for at in 0..5 {
         let name = name(&format!("k{at}"));
         let changes = listen(&there, &name).await;
@@ -31,7 +32,8 @@ async fn work<H: FullHarness>(h: &H) {
 
 /// Holds, awaits, passes on and releases a lease in every mode.
 async fn locks<H: FullHarness>(h: &H, at: usize) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let name = name_in("conformance", Family::Lock, &format!("k{at}"));
     let permit = Mode::Permit { limit: 3, count: 2 };
     for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, permit] {

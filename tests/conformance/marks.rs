@@ -38,7 +38,8 @@ async fn next_holder(backend: &impl Leases, before: &Claim) -> Claim {
 }
 
 pub async fn a_mark_is_set_by_the_holder_alone<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let holder = claim(&name("k"));
     assert!(!sets(&here, &holder, TICK, Begin).await);
     assert_eq!(look(&there, &holder).await, None);
@@ -87,7 +88,8 @@ pub async fn a_tick_that_is_not_done_begins_again_if_that_is_wanted<H: Harness>(
 }
 
 pub async fn a_tick_sent_twice_begins_and_ends_once<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let holder = claim(&name("k"));
     granted(&here, &holder).await;
     for backend in [&here, &there] {
@@ -103,7 +105,8 @@ pub async fn a_tick_sent_twice_begins_and_ends_once<H: Harness>(h: &H) {
 
 /// An operator removes a mark that lies in the future, whoever has the mutex.
 pub async fn a_mark_is_removed_by_anyone<H: Harness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let holder = claim(&name("k"));
     let stranger = claim(&holder.name);
     assert!(!sets(&there, &stranger, 0, Forget).await, "there is no mark yet");

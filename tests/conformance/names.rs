@@ -32,7 +32,8 @@ pub async fn any_text_is_a_name_of_its_own<H: FullHarness>(h: &H) {
 }
 
 pub async fn any_name_gets_its_own_pushes<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let names = odd_names();
     let mut listeners = Vec::new();
     for name in &names {

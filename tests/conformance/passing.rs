@@ -4,7 +4,8 @@ use crate::harness::*;
 
 pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &H) {
     let (here, there, name) = h.two();
-    let (first, second) = (claim(&name), claim(&name));
+    let first = claim(&name);
+    let second = claim(&name);
     let before = granted(&here, &first).await.fence();
     h.pass(LEASE / 2).await;
     let after = here.pass(&first, &second).await.unwrap().unwrap().fence();
@@ -23,7 +24,8 @@ pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &
 
 pub async fn a_pass_sent_twice_passes_once<H: Harness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, second) = (claim(&name), claim(&name));
+    let first = claim(&name);
+    let second = claim(&name);
     granted(&backend, &first).await;
     let once = backend.pass(&first, &second).await.unwrap().unwrap();
     assert_eq!(backend.pass(&first, &second).await.unwrap(), Some(once));

@@ -12,7 +12,8 @@ fn hasty(limit: u32, count: u32, name: &Name) -> Claim {
 
 pub async fn several_permits_are_granted_all_or_none<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (some, many) = (of(5, 2, &name), hasty(5, 4, &name));
+    let some = of(5, 2, &name);
+    let many = hasty(5, 4, &name);
     granted(&backend, &some).await;
     assert_eq!(held(&backend, &many).await.holders, 2);
     let rest = of(5, 3, &name);

@@ -16,10 +16,12 @@ pub async fn a_release_wakes<H: Harness>(h: &H) {
 
 /// Whatever ends the lease in the way, the next claim need not wait for its time.
 pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     for end in 0..6 {
         let name = name(&format!("k{end}"));
-        let (load, waits) = (hasty(&name), hasty(&name));
+        let load = hasty(&name);
+        let waits = hasty(&name);
         let grant = begun(&here, &load).await;
         let mut changes = testkit::changes_for(&there, &waits).await.unwrap();
         for _ in 0..2 {
@@ -121,8 +123,10 @@ pub async fn every_listener_is_told<H: FullHarness>(h: &H) {
 }
 
 pub async fn only_listeners_of_the_name_are_told<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
-    let (this, other) = (name("this"), name("other"));
+    let here = h.backend();
+    let there = h.backend();
+    let this = name("this");
+    let other = name("other");
     let mut to_this = listen(&there, &this).await;
     let mut to_other = listen(&there, &other).await;
     let first = invalidated(&here, &this).await;
@@ -147,7 +151,8 @@ pub async fn a_new_listener_gets_the_changes_that_follow<H: FullHarness>(h: &H) 
 /// told that its subscription is in place. An unsubscription that is sent too late would take that
 /// subscription away.
 pub async fn a_listener_that_replaces_another_misses_nothing<H: FullHarness>(h: &H) {
-    let (here, there) = (h.backend(), h.backend());
+    let here = h.backend();
+    let there = h.backend();
     let names = ["a", "b", "c"].map(name);
     let churn = names.iter().map(async |name| {
         for turn in 0..60 {

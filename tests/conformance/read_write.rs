@@ -12,7 +12,9 @@ fn writer(name: &Name) -> Claim {
 
 pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, second, late) = (reader(&name), writer(&name), reader(&name));
+    let first = reader(&name);
+    let second = writer(&name);
+    let late = reader(&name);
     granted(&backend, &first).await;
     held(&backend, &second).await;
     let occupied = held(&backend, &late).await;
@@ -29,8 +31,10 @@ pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
 pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
     let now = writer(&name);
-    let (first, second) = (reader(&name), reader(&name));
-    let (next_writer, late) = (writer(&name), reader(&name));
+    let first = reader(&name);
+    let second = reader(&name);
+    let next_writer = writer(&name);
+    let late = reader(&name);
     granted(&backend, &now).await;
     for claim in [&first, &second, &next_writer, &late] {
         held(&backend, claim).await;
@@ -58,7 +62,9 @@ pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H
 
 pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, second, late) = (reader(&name), writer(&name), reader(&name));
+    let first = reader(&name);
+    let second = writer(&name);
+    let late = reader(&name);
     granted(&backend, &first).await;
     held(&backend, &second).await;
     held(&backend, &late).await;
@@ -70,7 +76,9 @@ pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
 
 pub async fn the_only_reader_becomes_the_writer<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (mine, other, up) = (reader(&name), reader(&name), writer(&name));
+    let mine = reader(&name);
+    let other = reader(&name);
+    let up = writer(&name);
     granted(&backend, &mine).await;
     granted(&backend, &other).await;
     assert_eq!(backend.pass(&mine, &up).await.unwrap(), None);
@@ -92,8 +100,10 @@ pub async fn the_only_reader_becomes_the_writer<H: FullHarness>(h: &H) {
 
 pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (mine, down) = (writer(&name), reader(&name));
-    let (waiting, last) = (reader(&name), writer(&name));
+    let mine = writer(&name);
+    let down = reader(&name);
+    let waiting = reader(&name);
+    let last = writer(&name);
     granted(&backend, &mine).await;
     held(&backend, &waiting).await;
     held(&backend, &last).await;
@@ -116,7 +126,8 @@ pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
 
 pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
     let (backend, name) = h.one();
-    let (first, second) = (reader(&name), writer(&name));
+    let first = reader(&name);
+    let second = writer(&name);
     granted(&backend, &first).await;
     h.pass(LEASE).await;
     assert_eq!(backend.pass(&first, &writer(&name)).await.unwrap(), None);

@@ -39,7 +39,8 @@ pub async fn each_end_of_a_tag_has_a_greater_number<H: FullHarness>(h: &H) {
 }
 
 pub async fn many_ends_at_once_have_numbers_of_their_own<H: FullHarness>(h: &H) {
-    let (backends, tags) = ([h.backend(), h.backend()], tags_of("shop"));
+    let backends = [h.backend(), h.backend()];
+    let tags = tags_of("shop");
     let end = |at: usize| backends[at % 2].end_tag(&tags, "a", TagEnd::Invalidated);
     let numbers = join_all((0..50).map(end)).await.into_iter().map(Result::unwrap);
     let numbers: BTreeSet<u64> = numbers.collect();
@@ -70,7 +71,8 @@ pub async fn the_ends_of_tags_are_told_in_order<H: FullHarness>(h: &H) {
 }
 
 pub async fn the_end_of_a_tag_outlives_each_entry<H: FullHarness>(h: &H) {
-    let (backend, tags) = (h.backend(), tags_of("shop"));
+    let backend = h.backend();
+    let tags = tags_of("shop");
     let number = backend.end_tag(&tags, "a", TagEnd::Invalidated).await.unwrap();
     h.pass(29 * DAY).await;
     let ends = backend.tag_ends(&tags, &texts(&["a"])).await.unwrap();

@@ -36,8 +36,10 @@ type Line = (String, Vec<(f64, f64)>);
 pub async fn draw(path: &Path, prometheus: &Prometheus, faults: &[FaultSpan]) {
     let its = faults.iter().map(|(fault, ..)| fault.panel());
     let drawn: Vec<_> = std::iter::once(FIRST).chain(its).chain([LAST]).collect();
-    let (columns, rows) = (2, drawn.len().div_ceil(2));
-    let (width, height) = (WIDTH * columns as f64, HEIGHT * rows as f64);
+    let columns = 2;
+    let rows = drawn.len().div_ceil(2);
+    let width = WIDTH * columns as f64;
+    let height = HEIGHT * rows as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -45,7 +47,8 @@ pub async fn draw(path: &Path, prometheus: &Prometheus, faults: &[FaultSpan]) {
     );
     let seconds = prometheus.age();
     for (index, panel) in drawn.iter().enumerate() {
-        let (x, y) = (WIDTH * (index % columns) as f64, HEIGHT * (index / columns) as f64);
+        let x = WIDTH * (index % columns) as f64;
+        let y = HEIGHT * (index / columns) as f64;
         writeln!(svg, "<g transform=\"translate({x} {y})\">").unwrap();
         let lines = lines(panel, prometheus).await;
         shades(&mut svg, seconds, faults);
@@ -82,7 +85,8 @@ fn x_of(second: f64, seconds: f64) -> f64 {
 
 fn shades(svg: &mut String, seconds: f64, faults: &[FaultSpan]) {
     for (number, (fault, from, to)) in (1..).zip(faults) {
-        let (left, height) = (x_of(*from, seconds), BOTTOM - TOP);
+        let left = x_of(*from, seconds);
+        let height = BOTTOM - TOP;
         let width = x_of(*to, seconds) - left;
         let place = format!("x=\"{left:.0}\" y=\"{TOP}\" width=\"{width:.0}\" height=\"{height}\"");
         let words = format!("<title>{}</title>", fault.words());

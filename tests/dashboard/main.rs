@@ -112,7 +112,8 @@ async fn each_metric_of_a_service_is_described_as_its_page_says() {
         let pairs = lines.filter_map(|line| line.split_once(' '));
         pairs.map(|(name, text)| (name.to_owned(), text.to_owned())).collect()
     };
-    let (help, types) = (described("HELP"), described("TYPE"));
+    let help = described("HELP");
+    let types = described("TYPE");
     assert!(types.len() > 40, "{types:?}");
     for (name, kind) in types {
         let (told_kind, told_help) = told.get(&name).unwrap_or_else(|| panic!("{name}: no page"));
@@ -136,7 +137,8 @@ async fn each_fault_moves_its_panel_within_two_scrapes_and_each_query_returns_da
     // In a picture, a fault lasts longer, and a panel is quiet again before the next one.
     let [lasts, rest] = if chart.is_some() { [4, 10] } else { [0, 0] }.map(Duration::from_secs);
     let mut shop = Shop::open().await;
-    let (alerts, mut spans) = (shop.prometheus.alerts().await, Vec::new());
+    let alerts = shop.prometheus.alerts().await;
+    let mut spans = Vec::new();
     shop.becomes_quiet().await;
     for (alert, query) in &alerts {
         assert!(shop.prometheus.query(query).await.is_empty(), "{alert} holds without a fault");

@@ -42,7 +42,8 @@ pub struct Series {
 
 impl Prometheus {
     pub async fn start(targets: &[u16]) -> Self {
-        let (directory, port) = (TempDir::new().unwrap(), Port::free());
+        let directory = TempDir::new().unwrap();
+        let port = Port::free();
         let file = directory.path().join("prometheus.yml");
         // JSON is YAML as well.
         fs::write(&file, configuration(targets).to_string()).unwrap();
@@ -57,7 +58,8 @@ impl Prometheus {
             .arg("--log.level=warn")
             .stdin(Stdio::null());
         let child = testkit::spawn_server(command).expect("prometheus can be run");
-        let (targets, begun) = (targets.len(), Instant::now());
+        let targets = targets.len();
+        let begun = Instant::now();
         let server = Self { child, port, targets, begun, _directory: directory };
         let answers = async || !server.query("vector(1)").await.is_empty();
         assert!(in_time(answers).await, "prometheus does not answer");
@@ -78,7 +80,8 @@ impl Prometheus {
     /// Returns what a query has returned since the start, at each second.
     pub async fn range(&self, query: &str) -> Vec<Series> {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
-        let (from, query) = (now - self.age(), encoded(query));
+        let from = now - self.age();
+        let query = encoded(query);
         let path = format!("query_range?query={query}&start={from}&end={now}&step=1");
         let mut returned = series(&self.fetch(&path).await, |one| {
             one["values"].as_array().unwrap().iter().collect()

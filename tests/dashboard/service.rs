@@ -205,9 +205,10 @@ async fn ask_products(products: Cache<u64>, origin_fails: Arc<AtomicBool>) {
         let origin_fails = origin_fails.clone();
         let load = products.get_or_load(fastrand::u8(..20).to_string(), |_| async move {
             sleep(10 * MS).await;
-            match origin_fails.load(Ordering::Relaxed) {
-                true => Err(BoxError::from("the origin fails")),
-                false => Ok(7),
+            if origin_fails.load(Ordering::Relaxed) {
+                Err(BoxError::from("the origin fails"))
+            } else {
+                Ok(7)
             }
         });
         // The metrics count what fails.

@@ -153,10 +153,13 @@ async fn leases(raw: &mut Raw) -> usize {
 async fn remaining(raw: &mut Raw) -> (usize, usize, usize, u64) {
     let keys = raw.keys("*").await;
     let count = |suffix: &str| keys.iter().filter(|key| key.ends_with(suffix)).count();
-    let (entries, fences) = (count("}:e"), count("}:f"));
+    let entries = count("}:e");
+    let fences = count("}:f");
     // In one reading, since fences end meanwhile.
     let info: String = raw.run(&["INFO", "keyspace"]).await;
-    let number = |field| info.split([':', ',']).find_map(|it| it.strip_prefix(field)?.parse().ok());
+    let number = |field| {
+        info.split([':', ',']).find_map(|field_text| field_text.strip_prefix(field)?.parse().ok())
+    };
     let [all, ending]: [Option<u64>; 2] = ["keys=", "expires="].map(number);
     (entries, fences, keys.len() - entries - fences, all.unwrap() - ending.unwrap())
 }

@@ -62,7 +62,9 @@ async fn fences_grow_when_the_clock_is_set() {
     let _turn = turn().await;
     let mut scene = scene().await;
     let locks = Locks::new(testkit::open(scene.server.url()), "bellwether");
-    let (mut last, mut last_lock, mut back) = (0, 0, false);
+    let mut last = 0;
+    let mut last_lock = 0;
+    let mut back = false;
     for ahead in [HOUR, 0, -HOUR, HOUR, -HOUR, 0] {
         for cache in [0, 1] {
             let fence = scene.fence(cache, "k").await;

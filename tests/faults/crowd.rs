@@ -45,9 +45,11 @@ impl BusyCache {
         for key in 0..KEYS {
             cache.insert(key, &1).await?;
         }
-        let (mut callers, is_over) = (JoinSet::new(), CancellationToken::new());
+        let mut callers = JoinSet::new();
+        let is_over = CancellationToken::new();
         for first in 0..8 {
-            let (cache, is_over) = (cache.clone(), is_over.clone());
+            let cache = cache.clone();
+            let is_over = is_over.clone();
             callers.spawn(async move {
                 let mut key = first;
                 while !is_over.is_cancelled() {

@@ -25,7 +25,8 @@ async fn a_holder_whose_clock_is_set_keeps_its_lease() {
         // The lease is renewed more than once, each time after a third of it.
         let mut raw = server.raw().await;
         for _ in 0..2 {
-            let (mut low, mut high) = (false, false);
+            let mut low = false;
+            let mut high = false;
             let end = Instant::now() + LIMIT;
             while !(low && high) {
                 let left = raw.pttl("t:c:{k}:l").await;

@@ -108,7 +108,8 @@ async fn generate(number: usize, cache: Cache<String>, rate: u32, shared: Arc<Sh
     while !shared.stop.load(Ordering::SeqCst) {
         ticks.tick().await;
         while requests.try_join_next().is_some() {}
-        let (cache, shared) = (cache.clone(), shared.clone());
+        let cache = cache.clone();
+        let shared = shared.clone();
         requests.spawn(async move {
             let at = Instant::now();
             let key = format!("load-{}", fastrand::u64(..KEYS));
@@ -183,7 +184,7 @@ impl Outcome {
             let ended = answer.at + answer.took;
             !silences.iter().any(|(from, to)| answer.at <= *to + 500 * MS && *from <= ended)
         };
-        let degraded = self.answers.iter().filter(|it| it.source == Ok(Source::Degraded));
+        let degraded = self.answers.iter().filter(|answer| answer.source == Ok(Source::Degraded));
         degraded.filter(is_apart).count()
     }
 

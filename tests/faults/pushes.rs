@@ -29,7 +29,8 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
             let (loader, gate) = gated("pushed");
             let leading = tokio::spawn(a.request(&key).load(loader));
             gate.begun.await.unwrap();
-            let (asked, claims) = (Instant::now(), proxy.seen("claim"));
+            let asked = Instant::now();
+            let claims = proxy.seen("claim");
             let waiting = tokio::spawn(b.request(&key).load(value("own")));
             let looked = async || {
                 proxy.seen("claim") >= claims + asks && listeners(&mut raw, &key).await == 1
@@ -45,7 +46,8 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
             delays.push(asked.elapsed());
         }
         // A busy machine may delay a round.
-        let is_quick = |delays: &Vec<Duration>| delays.iter().any(|it| *it < LEASE + 300 * MS);
+        let is_quick =
+            |delays: &Vec<Duration>| delays.iter().any(|delay| *delay < LEASE + 300 * MS);
         if delays.iter().all(is_quick) {
             break;
         }
@@ -69,11 +71,13 @@ async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
         let caches = [patient(&proxies[0].url()).await, patient(&proxies[1].url()).await];
         proxies.iter().for_each(|proxy| proxy.pushes(Some(fault)));
         // The version that the origin holds, and the version that was announced.
-        let (truth, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let truth = Arc::new(AtomicU64::new(0));
+        let told = Arc::new(AtomicU64::new(0));
         let mut readers = JoinSet::new();
         for number in 0..6 {
             let cache = caches[number % 2].clone();
-            let (truth, told) = (truth.clone(), told.clone());
+            let truth = truth.clone();
+            let told = told.clone();
             readers.spawn(async move {
                 let mut waited = 0;
                 while told.load(Ordering::SeqCst) < 150 {

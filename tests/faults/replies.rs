@@ -48,7 +48,8 @@ async fn affect(
     let case = format!("{what}: {fault:?}");
     let key = format!("{what}-{fault:?}-{number}").replace([' ', '(', ')', '{', '}'], "");
     // A late release of an earlier case must not get the answer that belongs to this one.
-    let (a, b) = (&connected(&proxy.url()).await, &patient(&server.url()).await);
+    let a = &connected(&proxy.url()).await;
+    let b = &patient(&server.url()).await;
     let origin = Origin::default();
     let affected = proxy.once(kind_of(what, &key), fault);
     let mut callers = JoinSet::new();
@@ -123,7 +124,8 @@ async fn an_orphaned_lease_lasts_for_its_time_at_most() {
         for number in 1..=TRIES {
             let backend = RedisBackend::open(&proxy.url()).unwrap();
             until_connected(&backend).await;
-            let (a, b) = (build(backend), build(testkit::open(server.url())));
+            let a = build(backend);
+            let b = build(testkit::open(server.url()));
             a.get_or_load("warm", value("warm")).await.unwrap();
             let key = format!("orphan-{undone}-{fault:?}-{number}");
             let claims = proxy.when(kind_of("claim", &key), fault);

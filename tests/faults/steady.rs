@@ -36,7 +36,8 @@ async fn a_steady_load_survives_a_server_that_is_killed_every_few_seconds() {
         kills += 1;
         load.answers(usize::try_from(rate / 2).unwrap()).await;
         server.start_again().await;
-        let (a, b) = (kills % 3, (kills + 1) % 3);
+        let a = kills % 3;
+        let b = (kills + 1) % 3;
         let both = [&caches[a], &caches[b]];
         let (took, tries) = works_again(&mut server.raw().await, both, RECOVERY).await;
         recovered.push(took);

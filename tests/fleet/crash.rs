@@ -71,13 +71,15 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
         let mut fleet = fleet(&server, 4).await;
         let key = format!("killed-{round}");
         let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
-        let (leader, at_kill) = (played.leader(), now());
+        let leader = played.leader();
+        let at_kill = now();
         fleet.worker(leader).kill().await;
         let asked = now();
         let remaining = raw.pttl(&format!("fleet:c:{{{key}}}:l")).await;
         let remaining = u64::try_from(remaining).unwrap() * 1000;
         // The server read its clock between the two times.
-        let (ends, latest) = (asked + remaining, now() + remaining);
+        let ends = asked + remaining;
+        let latest = now() + remaining;
         assert!(
             since(at_kill, latest) > LEASE / 2,
             "the lease was not renewed, with {remaining} us left"

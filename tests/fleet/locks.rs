@@ -59,7 +59,9 @@ async fn held(fleet: &mut Fleet, by: usize, count: usize) -> HashMap<String, (u6
 async fn no_update_is_lost() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let (processes, tasks, times) = (4, 8, 10);
+    let processes = 4;
+    let tasks = 8;
+    let times = 10;
     let mut fleet = fleet(&server, processes).await;
     for round in 0..5 {
         let name = format!("count-{round}");
@@ -97,7 +99,8 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
             ends.insert(*name, asked + remaining * 1000);
         }
         for (name, (fence, at)) in held(&mut fleet, 1, PAIRS.len()).await {
-            let (fenced, watched) = (primitives::is_fenced(&name), primitives::is_watched(&name));
+            let fenced = primitives::is_fenced(&name);
+            let watched = primitives::is_watched(&name);
             assert!(!fenced || fence > before[&name], "{name}: {fence} after {}", before[&name]);
             if !watched {
                 continue;
@@ -134,7 +137,8 @@ async fn a_suspended_holder_learns_of_its_loss() {
         let resumed = now();
         fleet.worker(0).signal("CONT");
         let watched = PAIRS.iter().filter(|(name, _)| primitives::is_watched(name));
-        let (mut lost, mut slowest) = (Vec::new(), Duration::ZERO);
+        let mut lost = Vec::new();
+        let mut slowest = Duration::ZERO;
         while lost.len() < watched.clone().count() {
             let (name, at) = fleet
                 .wait_for(|process, event| match event {

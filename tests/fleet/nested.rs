@@ -33,7 +33,8 @@ fn served(played: &Played) -> usize {
 /// Asserts that every caller has a value, that each key is loaded once, and that no caller waited
 /// for a limit.
 async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
-    let (callers, begun) = (round.callers * fleet.processes(), Instant::now());
+    let callers = round.callers * fleet.processes();
+    let begun = Instant::now();
     let played = fleet.play(round).await;
     let took = begun.elapsed();
     println!("{callers} callers in {} processes: {took:?}", fleet.processes());
@@ -66,7 +67,8 @@ async fn two_processes_that_ask_for_each_other_are_served() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, Duration::from_millis(500)).await;
     for round in 0..5 {
-        let (a, b) = (format!("a-{round}"), format!("b-{round}"));
+        let a = format!("a-{round}");
+        let b = format!("b-{round}");
         let begun = Instant::now();
         let played = play_two(
             &mut fleet,

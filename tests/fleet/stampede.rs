@@ -24,7 +24,8 @@ async fn a_stampede_on_a_cold_key_loads_it_once_with_few_commands() {
     // The first round makes the connections.
     fleet.play(Round::new("warm", CALLERS, Load::Value { ms: 50 })).await;
     let mut monitor = server.monitor().await;
-    let (mut times, mut waited) = (Vec::new(), 0);
+    let mut times = Vec::new();
+    let mut waited = 0;
     for round in 0..ROUNDS {
         let round = Round::new(format!("stampede-{round}"), CALLERS, Load::Value { ms: 200 });
         let played = fleet.play(round).await;

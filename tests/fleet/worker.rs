@@ -96,7 +96,8 @@ impl Worker {
             Command::Round(round) => tell(Event::Report(self.play(round).await)),
             Command::Count { name, tasks, times } => {
                 let counting = (0..tasks).map(|_| {
-                    let (worker, name) = (self.clone(), name.clone());
+                    let worker = self.clone();
+                    let name = name.clone();
                     tokio::spawn(async move {
                         for _ in 0..times {
                             worker.count(&name).await;
@@ -169,7 +170,9 @@ impl Worker {
         let barrier = Arc::new(Barrier::new(round.callers + 1));
         let callers: Vec<_> = (0..round.callers)
             .map(|number| {
-                let (worker, barrier, load) = (self.clone(), barrier.clone(), round.load.clone());
+                let worker = self.clone();
+                let barrier = barrier.clone();
+                let load = round.load.clone();
                 let key = round.key.replace('#', &number.to_string());
                 tokio::spawn(async move {
                     barrier.wait().await;

@@ -27,8 +27,10 @@ impl Written {
 
     /// Adds a lease that is taken at a time, and under it a load from then until another time.
     fn load(self, by: Process, number: u64, fence: u64, from: Time, to: Time) -> Self {
-        let (key, owner) = (KEY.to_owned(), format!("{by}/{number}"));
-        let (family, sent) = (Family::Cache, from * 1000 - 500);
+        let key = KEY.to_owned();
+        let owner = format!("{by}/{number}");
+        let family = Family::Cache;
+        let sent = from * 1000 - 500;
         self.line(by, from, Event::Granted { family, key: key.clone(), owner, fence, sent })
             .line(
                 by,
@@ -39,7 +41,8 @@ impl Written {
     }
 
     fn degraded(self, by: Process, number: u64, from: Time, to: Time) -> Self {
-        let (key, value) = (KEY.to_owned(), value(by, number, from * 1000));
+        let key = KEY.to_owned();
+        let value = value(by, number, from * 1000);
         self.line(by, from, Event::LoadBegan { key, value, fence: None }).line(
             by,
             to,
@@ -62,7 +65,8 @@ impl Written {
 
     /// Adds an invalidation that the backend does not answer.
     fn asked(self, process: Process, write: u64, at: Time) -> Self {
-        let (act, key) = (Act::Invalidate, KEY.to_owned());
+        let act = Act::Invalidate;
+        let key = KEY.to_owned();
         self.line(process, at, Event::WriteAsked { write, act, key, tag: None, value: None })
     }
 
@@ -78,7 +82,9 @@ impl Written {
     }
 
     fn written(self, by: Process, act: Act, fence: u64, from: Time, to: Time) -> Self {
-        let (key, value, sent) = (KEY.to_owned(), None, from * 1000);
+        let key = KEY.to_owned();
+        let value = None;
+        let sent = from * 1000;
         self.line(by, to, Event::Written { act, key, fence, value, sent })
     }
 
@@ -95,8 +101,12 @@ impl Written {
 
     /// Adds a lock that is held from one time to another, under a fence if it is held alone.
     fn held(self, kind: Kind, by: Process, fence: u64, from: Time, to: Time) -> Self {
-        let (hold, name, sent) = (u64::from(by), "l0".to_owned(), from * 1000 - 500);
-        let (family, key, owner) = (Family::Lock, name.clone(), by.to_string());
+        let hold = u64::from(by);
+        let name = "l0".to_owned();
+        let sent = from * 1000 - 500;
+        let family = Family::Lock;
+        let key = name.clone();
+        let owner = by.to_string();
         let held = match fence {
             0 => self,
             _ => self.line(by, from, Event::Granted { family, key, owner, fence, sent }),
@@ -340,7 +350,8 @@ fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
 /// and the commit of the load had no answer.
 #[test]
 fn a_value_of_an_own_load_that_is_older_than_what_was_seen_since_is_found() {
-    let (own, newer) = (value(2, 1, 120_000), value(3, 1, 140_000));
+    let own = value(2, 1, 120_000);
+    let newer = value(3, 1, 140_000);
     let seen_at = |at: Time| {
         with_windows()
             .load(2, 1, 15, 120, 200)

@@ -182,11 +182,13 @@ impl Checker<'_> {
         // A claim that is granted twice has one fence, and only the first grant took it.
         let mut granted = HashSet::new();
         let taken = self.index.fences.iter();
-        let taken = taken.filter(|it| it.owner.is_none() || granted.insert((&it.owner, it.fence)));
-        let taken: Vec<_> = taken.map(|it| ((it.family, it.key.as_str()), it)).collect();
+        let taken = taken
+            .filter(|grant| grant.owner.is_none() || granted.insert((&grant.owner, grant.fence)));
+        let taken: Vec<_> =
+            taken.map(|grant| ((grant.family, grant.key.as_str()), grant)).collect();
         self.tally.add("fences", taken.len());
         let known: Known<_, _> =
-            taken.iter().map(|(of, it)| (*of, it.answered, it.fence)).collect();
+            taken.iter().map(|(of, grant)| (*of, grant.answered, grant.fence)).collect();
         let mut fences = HashSet::new();
         for (of, taken) in taken {
             let before = known.before(&of, taken.sent);
@@ -220,7 +222,8 @@ impl Checker<'_> {
 
     fn stored(&mut self) {
         let taken = self.index.fences.iter().filter(|taken| taken.family == Family::Cache);
-        let known: Known<_, _> = taken.map(|it| (&it.key, it.answered, it.fence)).collect();
+        let known: Known<_, _> =
+            taken.map(|grant| (&grant.key, grant.answered, grant.fence)).collect();
         for stored in &self.index.stored {
             self.tally.add("commits stored", 1);
             if let Some(fence) = known.before(&&stored.key, stored.sent)
@@ -251,7 +254,8 @@ impl Checker<'_> {
     fn overlap(&mut self, first: &Load, second: &Load) {
         if first.process == second.process {
             let overlap = first.ended.min(second.ended) - second.began;
-            let (process, key) = (first.process, first.key.as_str());
+            let process = first.process;
+            let key = first.key.as_str();
             let has_tags = self.history.windows.is_some_and(|windows| windows.tags);
             let written = self.index.writes.iter().any(|write| {
                 let ends_tag = has_tags && matches!(write.act, Act::Invalidate | Act::Expire);
@@ -280,7 +284,8 @@ impl Checker<'_> {
 
     /// Returns the reason for which two leased loads may have overlapped.
     fn excuse(&self, older: &Load, newer: &Load) -> Option<&'static str> {
-        let (from, to) = (older.fence?, newer.fence?);
+        let from = older.fence?;
+        let to = newer.fence?;
         if from == to {
             return None;
         }
@@ -337,7 +342,8 @@ impl Checker<'_> {
             .collect();
         let ends = |taken: &&Taken| taken.owner.is_none() && !taken.leaves_value;
         let burnt = self.index.fences.iter().filter(ends);
-        let burnt: Known<_, _> = burnt.map(|it| (&it.key, it.answered, it.fence)).collect();
+        let burnt: Known<_, _> =
+            burnt.map(|write| (&write.key, write.answered, write.fence)).collect();
         let done = self.index.writes.iter().filter(|write| write.done);
         self.tally.add("writes", done.clone().count());
         self.tally
@@ -439,8 +445,9 @@ impl Checker<'_> {
             Some(_) => None,
         };
         let renewals = self.index.renewals.iter();
-        let renewals = renewals.filter(|it| it.value == read.value && it.at <= read.at);
-        Some(renewals.map(|it| it.began).fold(made?, Time::max))
+        let renewals =
+            renewals.filter(|renewal| renewal.value == read.value && renewal.at <= read.at);
+        Some(renewals.map(|renewal| renewal.began).fold(made?, Time::max))
     }
 
     /// Returns whether a value that was made then stood in for a failure. It may then be older
@@ -548,10 +555,12 @@ impl Checker<'_> {
         for (value, reads) in waited {
             for read in &reads {
                 // A load that found the value unchanged made it anew.
-                let renewals = self.index.renewals.iter().filter(|it| {
-                    it.value == value && it.process == read.process && it.at <= read.at
+                let renewals = self.index.renewals.iter().filter(|renewal| {
+                    renewal.value == value
+                        && renewal.process == read.process
+                        && renewal.at <= read.at
                 });
-                let made = renewals.map(|it| it.at).max().unwrap_or(0);
+                let made = renewals.map(|renewal| renewal.at).max().unwrap_or(0);
                 let answered = reads.iter().map(|read| read.at).filter(|at| *at >= made);
                 let first_answered = answered.min().unwrap_or(0);
                 let of = (read.process, &read.key);
@@ -577,7 +586,8 @@ impl Checker<'_> {
     fn remembered(&mut self) {
         let Some(windows) = self.history.windows else { return };
         let kept = windows.fresh + windows.stale.max(windows.error);
-        let (fences, begun) = (Fences::new(self.index), Begun::new(self.index));
+        let fences = Fences::new(self.index);
+        let begun = Begun::new(self.index);
         let ends = self
             .index
             .writes
@@ -600,10 +610,12 @@ impl Checker<'_> {
             self.tally.add("remembered reads", 1);
             let of = (read.process, &read.key);
             // A load without a lease that finds the value unchanged counts in its process.
-            let own = self.index.renewals.iter().filter(|it| {
-                it.value == read.value && it.process == read.process && it.at <= read.at
+            let own = self.index.renewals.iter().filter(|renewal| {
+                renewal.value == read.value
+                    && renewal.process == read.process
+                    && renewal.at <= read.at
             });
-            let own = own.map(|it| it.at).max().unwrap_or(0);
+            let own = own.map(|renewal| renewal.at).max().unwrap_or(0);
             if windows.stale.max(windows.error) == 0 && !is_own && own == 0 {
                 self.violated(Rule::Remembered, format!("{read:?} has no stale window"));
             }
@@ -629,22 +641,24 @@ impl Checker<'_> {
     /// Returns whether the flight that made this value had not landed when the read was asked for.
     /// A commit without an answer lands late, and the value has no windows for those that joined.
     fn was_under_way(&self, read: &Read) -> bool {
-        let of_flight = |it: &&Read| it.process == read.process && it.value == read.value;
+        let of_flight = |other: &&Read| other.process == read.process && other.value == read.value;
         let mut landed = self.index.reads.iter().filter(of_flight);
-        landed.any(|it| it.source == Source::Shared && it.key == read.key && it.at > read.asked)
+        landed.any(|other| {
+            other.source == Source::Shared && other.key == read.key && other.at > read.asked
+        })
     }
 
     /// Returns whether the process had no newer value of the store since its own load has landed,
     /// until this read was asked for. While that load was under way, a peek may have seen one. The
     /// process does not know which is newer if the commit has no answer.
     fn was_older_at_its_landing(&self, read: &Read, fences: &Fences) -> bool {
-        let of_process = |it: &&Read| it.process == read.process && it.key == read.key;
+        let of_process = |other: &&Read| other.process == read.process && other.key == read.key;
         let reads = || self.index.reads.iter().filter(of_process);
-        let landed = reads().filter(|it| it.value == read.value).map(|it| it.at).min();
-        let is_stored = |it: &Read| !matches!(it.source, Source::Degraded | Source::Shared);
-        let newer = |it: &Read| fences.least(it) > fences.greatest(read);
-        let since = |it: &Read| landed.is_none_or(|at| it.at > at) && it.at <= read.asked;
-        !reads().any(|it| is_stored(it) && since(it) && newer(it))
+        let landed = reads().filter(|other| other.value == read.value).map(|other| other.at).min();
+        let is_stored = |other: &Read| !matches!(other.source, Source::Degraded | Source::Shared);
+        let newer = |other: &Read| fences.least(other) > fences.greatest(read);
+        let since = |other: &Read| landed.is_none_or(|at| other.at > at) && other.at <= read.asked;
+        !reads().any(|other| is_stored(other) && since(other) && newer(other))
     }
 
     fn deferred(&mut self) {
@@ -753,8 +767,10 @@ impl<'a> Begun<'a> {
     fn new(index: &'a Index) -> Self {
         let stored = index.stored.iter().chain(&index.touched);
         let renewed = index.renewals.iter();
-        let renewed = renewed.filter_map(|it| Some(((it.key.as_str(), it.fence?), it.answered?)));
-        let stored = stored.map(|it| ((it.key.as_str(), it.fence), it.answered));
+        let renewed = renewed.filter_map(|renewal| {
+            Some(((renewal.key.as_str(), renewal.fence?), renewal.answered?))
+        });
+        let stored = stored.map(|entry| ((entry.key.as_str(), entry.fence), entry.answered));
         let answered = stored.chain(renewed).collect();
         Self { index, fences: Fences::new(index), answered }
     }
@@ -767,9 +783,9 @@ impl<'a> Begun<'a> {
                 && !write.done
                 && write.asked <= read.at
         });
-        let is_renewed = self.index.renewals.iter().any(|it| {
-            let is_unknown = it.fence.is_some() && it.answered.is_none();
-            it.value == read.value && it.at <= read.at && is_unknown
+        let is_renewed = self.index.renewals.iter().any(|renewal| {
+            let is_unknown = renewal.fence.is_some() && renewal.answered.is_none();
+            renewal.value == read.value && renewal.at <= read.at && is_unknown
         });
         if unknown || is_renewed {
             return None;

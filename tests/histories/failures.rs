@@ -51,8 +51,8 @@ impl Checker<'_> {
                 Some(_) => None,
                 None => Some(value.began),
             };
-            let renewals = self.index.renewals.iter().filter(|it| it.value == *value);
-            let renewed = renewals.map(|it| it.began).max().unwrap_or(0);
+            let renewals = self.index.renewals.iter().filter(|renewal| renewal.value == *value);
+            let renewed = renewals.map(|renewal| renewal.began).max().unwrap_or(0);
             let is_touched = self.index.writes.iter().any(|write| {
                 write.act == Act::Touch
                     && write.key == refresh.key

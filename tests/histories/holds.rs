@@ -34,7 +34,8 @@ impl Checker<'_> {
             let grants = self.index.fences.iter();
             let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
             let asked_for: HashSet<_> = grants.clone().map(|taken| taken.fence).collect();
-            let granted: Known<_, _> = grants.map(|it| ((), it.answered, it.fence)).collect();
+            let granted: Known<_, _> =
+                grants.map(|grant| ((), grant.answered, grant.fence)).collect();
             let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
             for hold in holds {
                 self.tally.add("handed over", usize::from(!asked_for.contains(&hold.fence)));

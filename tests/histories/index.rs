@@ -192,7 +192,8 @@ impl Index {
         let mut writes: HashMap<(Process, u64), Write> = HashMap::new();
         let mut holds: HashMap<(Process, u64), Hold> = HashMap::new();
         for (process, line) in &history.lines {
-            let (process, at) = (*process, line.at);
+            let process = *process;
+            let at = line.at;
             match line.event.clone() {
                 Event::Ready | Event::Done { .. } => {}
                 Event::Paused { from } => {
@@ -208,7 +209,10 @@ impl Index {
                     Answer::Error(error) => index.errors.push(error),
                 },
                 Event::WriteAsked { write, act, key, tag, value } => {
-                    let (asked, answered, done, deferred) = (at, None, false, false);
+                    let asked = at;
+                    let answered = None;
+                    let done = false;
+                    let deferred = false;
                     let asked =
                         Write { act, process, key, value, asked, answered, done, tag, deferred };
                     writes.insert((process, write), asked);
@@ -226,7 +230,9 @@ impl Index {
                 }
                 Event::LoadBegan { key, value, fence } => {
                     let ended = end_of(process);
-                    let (began, lost, failed) = (at, None, false);
+                    let began = at;
+                    let lost = None;
+                    let failed = false;
                     let load = Load { process, key, value, fence, began, ended, lost, failed };
                     index.loads.insert((process, value.number), load);
                     index.claimed.extend(fence.map(|fence| (value, fence)));
@@ -250,7 +256,8 @@ impl Index {
                 }
                 Event::Granted { family, key, owner, fence, sent } => {
                     let owner = Some(owner);
-                    let (answered, leaves_value) = (at, false);
+                    let answered = at;
+                    let leaves_value = false;
                     let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
                     index.fences.push(taken);
                 }
@@ -260,16 +267,20 @@ impl Index {
                 }
                 Event::Written { act, key, fence, value, sent } => {
                     if matches!(act, Act::Insert | Act::Invalidate | Act::Expire) {
-                        let (what, removes) = (Ended::Key(key.clone()), act != Act::Expire);
+                        let what = Ended::Key(key.clone());
+                        let removes = act != Act::Expire;
                         index.performed.push(Performed { process, what, removes, sent });
                     }
                     index.inserted.extend(value.map(|_| (key.clone(), fence)));
                     index.claimed.extend(value.map(|value| (value, fence)));
                     if act == Act::Touch {
-                        let (key, answered) = (key.clone(), at);
+                        let key = key.clone();
+                        let answered = at;
                         index.touched.push(Stored { key, fence, sent, answered });
                     }
-                    let (family, owner, answered) = (Family::Cache, None, at);
+                    let family = Family::Cache;
+                    let owner = None;
+                    let answered = at;
                     let leaves_value = act == Act::Refresh;
                     let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
                     index.fences.push(taken);
@@ -287,8 +298,10 @@ impl Index {
                     *last = fence.max(*last);
                 }
                 Event::Locked { hold, name, kind, fence, asked } => {
-                    let (locked, ended) = (at, end_of(process));
-                    let (lost, held_until) = (None, None);
+                    let locked = at;
+                    let ended = end_of(process);
+                    let lost = None;
+                    let held_until = None;
                     let taken =
                         Hold { process, name, kind, fence, asked, locked, ended, lost, held_until };
                     holds.insert((process, hold), taken);
@@ -324,7 +337,10 @@ impl Index {
     /// Notes that the backend has stored what a load under this fence made. If it found the value
     /// unchanged, it was stored anew.
     fn renewed(&mut self, key: &str, fence: u64, at: Time) {
-        let mut of = self.renewals.iter_mut().filter(|it| it.key == key && it.fence == Some(fence));
+        let mut of = self
+            .renewals
+            .iter_mut()
+            .filter(|renewal| renewal.key == key && renewal.fence == Some(fence));
         if let Some(renewal) = of.next() {
             renewal.answered = Some(at);
         }
@@ -336,8 +352,13 @@ impl Index {
         let writes = self.fences.iter().filter(|taken| taken.owner.is_none());
         let kept =
             writes.filter(|taken| !self.inserted.contains(&(taken.key.clone(), taken.fence)));
-        let renewals = self.renewals.iter().filter_map(|it| {
-            Some((it.key.as_str(), it.fence?, it.at, it.answered.unwrap_or(Time::MAX)))
+        let renewals = self.renewals.iter().filter_map(|renewal| {
+            Some((
+                renewal.key.as_str(),
+                renewal.fence?,
+                renewal.at,
+                renewal.answered.unwrap_or(Time::MAX),
+            ))
         });
         kept.map(|taken| (taken.key.as_str(), taken.fence, taken.sent, taken.answered))
             .chain(renewals)
@@ -353,7 +374,8 @@ impl Index {
     pub fn has_run(&self, process: Process, from: Time, long: Time) -> Time {
         let mut pauses = self.pauses.get(&process).cloned().unwrap_or_default();
         pauses.sort_unstable();
-        let (mut end, mut counted) = (from + long, from);
+        let mut end = from + long;
+        let mut counted = from;
         for (began, ended) in pauses {
             // The worker and its parent may both have recorded a pause.
             let began = began.max(counted);

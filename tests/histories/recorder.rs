@@ -102,7 +102,8 @@ impl Recorder {
             }
             (Operation::Get { name, .. }, Answer::Get(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, grant, .. }, Answer::Commit(Committed::Stored)) => {
-                let (key, fence) = (key(&claim.name), grant.fence());
+                let key = key(&claim.name);
+                let fence = grant.fence();
                 self.log.tell(Event::Stored { key, fence, sent });
             }
             (Operation::Fail { claim, back_off: Some(back_off), .. }, Answer::Fail(true)) => {
@@ -118,7 +119,8 @@ impl Recorder {
                     Edit::Touch { .. } if *fence == 0 => return,
                     Edit::Touch { .. } => (Act::Touch, None),
                 };
-                let (key, fence) = (key(name), *fence);
+                let key = key(name);
+                let fence = *fence;
                 self.log.tell(Event::Written { act, key, fence, value, sent });
             }
             (Operation::EndTag { tag, end, .. }, Answer::EndTag(_)) => {
@@ -133,7 +135,8 @@ impl Recorder {
         if !claim.mode.is_fenced() {
             return;
         }
-        let (key, owner) = (key(&claim.name), claim.owner.to_string());
+        let key = key(&claim.name);
+        let owner = claim.owner.to_string();
         self.log.tell(Event::Granted { family, key, owner, fence: grant.fence(), sent });
     }
 

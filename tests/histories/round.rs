@@ -48,7 +48,8 @@ impl Round {
             tags: rng.bool(),
         };
         let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
-        let (workers_ms, server_ms) = (pauses(&mut rng), pauses(&mut rng));
+        let workers_ms = pauses(&mut rng);
+        let server_ms = pauses(&mut rng);
         let faults = Faults { workers_ms, server_ms, cuts: rng.bool() };
         Self { seed, time, load, faults }
     }
@@ -61,7 +62,8 @@ impl Round {
         let fleet = Mutex::new(Fleet::start(WORKERS, setup).await);
         let end = Instant::now() + self.time;
         let mut rng = Rng::with_seed(self.seed ^ 0x0bad_f1e5);
-        let (workers, others) = (rng.fork(), rng.fork());
+        let workers = rng.fork();
+        let others = rng.fork();
         let names = (self.load.keys, self.load.locks);
         let (of_workers, (of_server, evicted)) = tokio::join!(
             inject_worker_faults(&fleet, self.faults, workers, end),

@@ -188,7 +188,8 @@ async fn simulate(seed: u64, missing: Option<Missing>) -> History {
     let mut rng = Rng::with_seed(seed);
     let lease_ms = [60, 600][rng.usize(0..2)];
     let load = workload(&mut rng, lease_ms);
-    let (shared, backend) = (Shared::new(), MemoryBackend::new());
+    let shared = Shared::new();
+    let backend = MemoryBackend::new();
     let mut callers = JoinSet::new();
     let mut workers = Vec::new();
     for process in 1..=rng.u32(2..=4) {

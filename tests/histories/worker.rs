@@ -186,13 +186,12 @@ impl Worker {
     pub fn over<B: Store + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let early = if setup.load.early { EarlyRefresh::LastPart(0.2) } else { EarlyRefresh::Off };
         let builder = Cache::builder(backend.clone(), "histories");
-        let builder = match setup.load.backs_off {
-            true => builder.after_failure(|_| Some(BACK_OFF)),
-            false => builder,
-        };
-        let builder = match setup.has_tier() {
-            true => builder.local(LocalTier::default().max_staleness(setup.staleness())),
-            false => builder,
+        let builder =
+            if setup.load.backs_off { builder.after_failure(|_| Some(BACK_OFF)) } else { builder };
+        let builder = if setup.has_tier() {
+            builder.local(LocalTier::default().max_staleness(setup.staleness()))
+        } else {
+            builder
         };
         let builder = if setup.load.tags { builder.tags() } else { builder };
         let builder = if setup.load.cancel { builder.cancel_abandoned() } else { builder };
@@ -232,12 +231,14 @@ impl Worker {
         let mut callers = JoinSet::new();
         for number in 0..load.callers + load.lockers {
             let mut rng = Rng::with_seed(self.setup.seed.wrapping_mul(31) + number as u64);
-            let (worker, stop) = (self.clone(), stop.clone());
+            let worker = self.clone();
+            let stop = stop.clone();
             callers.spawn(async move {
                 while !stop.is_cancelled() {
-                    match number < worker.setup.load.callers {
-                        true => worker.call("k", &mut rng).await,
-                        false => worker.lock(&mut rng).await,
+                    if number < worker.setup.load.callers {
+                        worker.call("k", &mut rng).await
+                    } else {
+                        worker.lock(&mut rng).await
                     }
                     sleep(Duration::from_micros(rng.u64(0..8_000))).await;
                 }
@@ -322,9 +323,12 @@ impl Worker {
             let prefix = prefix.to_owned();
             move |id: &usize| format!("{prefix}{id}")
         };
-        let (worker, key_of) = (self.clone(), key.clone());
+        let worker = self.clone();
+        let key_of = key.clone();
         let loader = move |batch: Batch<usize, Value>| {
-            let (worker, key_of, plans) = (worker.clone(), key_of.clone(), plans.clone());
+            let worker = worker.clone();
+            let key_of = key_of.clone();
+            let plans = plans.clone();
             async move {
                 // They end together: the failure of one is told when all are made.
                 let takes = batch.ids().iter().map(|id| plans[*id].takes).max().unwrap_or_default();
@@ -381,16 +385,18 @@ impl Worker {
     }
 
     async fn write(&self, key: String, rng: &mut Rng) {
-        let (write, named) = (self.number(), key.clone());
+        let write = self.number();
+        let named = key.clone();
         let written = match rng.u8(0..10) {
             7.. if self.setup.load.tags => return self.end_tag(key, rng).await,
             0..2 => {
                 let value = self.value();
                 self.asked(write, Act::Insert, &named, Some(value));
                 let request = self.cache.request(&key);
-                let request = match self.setup.load.tags {
-                    true => request.tag(tag_of(&key)).tag(OF_ALL),
-                    false => request,
+                let request = if self.setup.load.tags {
+                    request.tag(tag_of(&key)).tag(OF_ALL)
+                } else {
+                    request
                 };
                 request.insert(&value).await.map(drop)
             }
@@ -428,9 +434,10 @@ impl Worker {
         let tag = if rng.bool() { tag_of(&key) } else { OF_ALL.to_owned() };
         let expires = rng.u8(0..3) == 0;
         let prefix = key.trim_end_matches(|end: char| end.is_ascii_digit());
-        let keys = match tag == OF_ALL {
-            true => (0..self.setup.load.keys).map(|key| format!("{prefix}{key}")).collect(),
-            false => vec![key.clone()],
+        let keys = if tag == OF_ALL {
+            (0..self.setup.load.keys).map(|key| format!("{prefix}{key}")).collect()
+        } else {
+            vec![key.clone()]
         };
         let mut writes = Vec::new();
         for key in keys {
@@ -439,9 +446,10 @@ impl Worker {
             let act = if expires { Act::Expire } else { Act::Invalidate };
             self.asked_of(write, act, &key, Some(tag.clone()), None);
         }
-        let ended = match expires {
-            true => self.cache.expire_tag(tag).await,
-            false => self.cache.invalidate_tag(tag).await,
+        let ended = if expires {
+            self.cache.expire_tag(tag).await
+        } else {
+            self.cache.invalidate_tag(tag).await
         };
         let error = ended.err();
         for write in writes {
@@ -458,7 +466,8 @@ impl Worker {
     ) -> futures_util::future::BoxFuture<'static, Result<Value, BoxError>>
     + Send
     + 'static {
-        let (worker, key) = (self.clone(), key.to_owned());
+        let worker = self.clone();
+        let key = key.to_owned();
         move |lead| {
             Box::pin(async move {
                 let value = worker.value();
@@ -579,9 +588,12 @@ impl Worker {
     /// Stands as a candidate, and leads for a while. Each term that is lost has a hold of its own.
     async fn lead(&self, name: String, rng: &mut Rng) {
         let candidate = self.locks.leader(name.as_str()).lease(self.lease(&name));
-        let (asked, takes) = (self.log.now(), Plan::new(rng).takes);
+        let asked = self.log.now();
+        let takes = Plan::new(rng).takes;
         let work = |term: Term| {
-            let (hold, name, kind) = (self.number(), name.clone(), Kind::Leader);
+            let hold = self.number();
+            let name = name.clone();
+            let kind = Kind::Leader;
             self.log.tell(Event::Locked { hold, name, kind, fence: term.fence(), asked });
             // Dropped at the end of the work, and where a loss drops the work.
             let leads = Leads(self.log.clone(), hold);
@@ -643,15 +655,17 @@ impl Worker {
             "w0" => u64::from(self.setup.process) % 2,
             _ => 1,
         };
-        match self.setup.seed % 2 == long {
-            true => handover_life(),
-            false => Duration::from_millis(self.setup.load.lease_ms),
+        if self.setup.seed % 2 == long {
+            handover_life()
+        } else {
+            Duration::from_millis(self.setup.load.lease_ms)
         }
     }
 
     async fn take(&self, name: &str, how: How, waits: bool) -> Option<Guard> {
         let lease = self.lease(name);
-        let (locks, wait) = (&self.locks, Duration::from_secs(2));
+        let locks = &self.locks;
+        let wait = Duration::from_secs(2);
         let mutex = match how {
             How::Fair => locks.mutex(name).fair(),
             _ => locks.mutex(name),

@@ -189,7 +189,8 @@ async fn a_load_holds_its_permit_and_its_parts_need_none() {
 async fn a_shutdown_waits_for_no_call_that_is_about_to_begin_a_load() {
     let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::Late(100 * MS)));
     let build = || Cache::<u64>::builder(faulty.clone(), "bellwether").build().unwrap();
-    let (cache, other) = (build(), build());
+    let cache = build();
+    let other = build();
     let mut beginning = std::pin::pin!(cache.request("k").begin());
     let mut refreshing = std::pin::pin!(cache.request("r").refresh(value(7)));
     for _ in 0..5 {
@@ -209,7 +210,8 @@ async fn a_shutdown_waits_for_no_call_that_is_about_to_begin_a_load() {
 /// The first of the calls that find a stale value claims its lease. It is refused.
 #[tokio::test(start_paused = true)]
 async fn stale_calls_claim_once() {
-    let (faulty, claims) = (Faulty::new(|_| None), Arc::new(AtomicUsize::new(0)));
+    let faulty = Faulty::new(|_| None);
+    let claims = Arc::new(AtomicUsize::new(0));
     let builder = Cache::<u64>::builder(faulty.clone(), "bellwether").ttl(TTL);
     let cache = builder.stale_while_revalidate(WINDOW).build().unwrap();
     load(&cache).await.commit(7).await;
@@ -235,7 +237,8 @@ async fn a_refresh_that_a_loader_begins_belongs_to_its_flight() {
     let cache = builder.stale_while_revalidate(WINDOW).build().unwrap();
     cache.insert("k", &1).await.unwrap();
     sleep(TTL).await;
-    let (begun, inner) = (Instant::now(), cache.clone());
+    let begun = Instant::now();
+    let inner = cache.clone();
     let loader = move |_| async move {
         let Begun::Stale(_, Some(load)) = inner.request("k").begin().await? else {
             panic!("there is no load")

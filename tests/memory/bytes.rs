@@ -26,7 +26,8 @@ fn an_encoded_entry_has_its_tags() {
     assert_eq!(bytes.len(), entry.weight());
     assert_eq!(Entry::decode(bytes.clone()), Ok(entry.clone()));
     // A later version may write more behind them.
-    let (mut longer, end) = (bytes.to_vec(), bytes.len() - 1);
+    let mut longer = bytes.to_vec();
+    let end = bytes.len() - 1;
     longer.splice(82..88, format!("{:06x}", end - 88 + 4).into_bytes());
     longer.splice(end..end, *b"more");
     assert_eq!(Entry::decode(longer.into()), Ok(entry));

@@ -407,7 +407,8 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
     let origin = Origin::default();
     let outer: Vec<_> = (0..50)
         .map(|n| {
-            let (cache, origin) = (cache.clone(), origin.clone());
+            let cache = cache.clone();
+            let origin = origin.clone();
             spawn(cache.clone().request(format!("outer {n}")).load(move |_| async move {
                 sleep(5 * MS).await;
                 cache.get_or_load("inner", loader(&origin, 10 * MS)).await
@@ -439,7 +440,9 @@ async fn a_process_without_a_permit_gets_the_value_of_another_one_at_once() {
         let builder = Cache::<String>::builder(backend.clone(), "bellwether");
         builder.max_loads(loads).build().unwrap()
     };
-    let (there, here, origin) = (build(10), build(1), Origin::default());
+    let there = build(10);
+    let here = build(1);
+    let origin = Origin::default();
     let theirs = ask(&there, &origin, 8 * SECOND);
     settle().await;
     let waiting = timed(ask(&here, &origin, 8 * SECOND));
@@ -927,7 +930,8 @@ async fn callers_beyond_the_limits_are_refused_at_once() {
 async fn loads_after_a_shutdown_are_limited() {
     let cache: Cache<String> =
         Cache::builder(MemoryBackend::new(), "bellwether").max_loads(4).build().unwrap();
-    let (under_way, origin) = (Origin::default(), Origin::default());
+    let under_way = Origin::default();
+    let origin = Origin::default();
     let cut_off = ask(&cache, &under_way, 10 * SECOND);
     settle().await;
     // Its deadline is for loads that began before.
@@ -944,7 +948,8 @@ async fn loads_after_a_shutdown_are_limited() {
 async fn waiters_do_not_sleep_through_an_outage() {
     let faulty = Faulty::new(|_| None);
     let [here, there] = two_over(&faulty);
-    let (slow, own) = (Origin::default(), Origin::default());
+    let slow = Origin::default();
+    let own = Origin::default();
     let leading = ask(&here, &slow, 20 * SECOND);
     settle().await;
     let begun = Instant::now();
@@ -978,7 +983,8 @@ impl Drop for Joins {
 async fn a_caller_may_be_polled_with_a_new_waker_whose_predecessor_runs_code() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let load = || Box::pin(cache.request("k").load(hangs()));
-    let (_leader, mut follower) = (futures_util::poll!(load()), load());
+    let _leader = futures_util::poll!(load());
+    let mut follower = load();
     let waker = Waker::from(Arc::new(Joins(cache.clone())));
     assert!(follower.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(waker);

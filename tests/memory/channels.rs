@@ -14,7 +14,9 @@ fn poll(changes: &mut Changes) -> Option<Change> {
 /// process sleep.
 #[test]
 fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
-    let (channels, topic, mine) = (Channels::default(), Arc::from("t"), Owner::fresh());
+    let channels = Channels::default();
+    let topic = Arc::from("t");
+    let mine = Owner::fresh();
     let granted = Change::Granted(Handover {
         owner: mine,
         fence: 1,
@@ -35,7 +37,8 @@ fn a_push_for_one_owner_wakes_no_waiter_with_another_one() {
 
 #[test]
 fn a_slow_waiter_looks_again() {
-    let (channels, topic) = (Channels::default(), Arc::from("t"));
+    let channels = Channels::default();
+    let topic = Arc::from("t");
     let mut changes = channels.listen(&topic, None);
     for fence in 0..17 {
         channels.push(&topic, Change::Invalidated(fence));

@@ -39,7 +39,8 @@ impl Fleet {
     /// Asks caches until there were some loads. Each is asked once in this time, in some order.
     /// Returns the claims for each load.
     async fn claims(&self, asked: std::ops::Range<usize>, every: Duration, loads: usize) -> f64 {
-        let (claims, end) = (self.backend.count(Op::Claim), self.loads() + loads);
+        let claims = self.backend.count(Op::Claim);
+        let end = self.loads() + loads;
         let begun = self.loads();
         let mut known = begun;
         while self.loads() < end {
@@ -84,7 +85,8 @@ async fn a_refresh_costs_few_claims_whatever_the_number_of_processes() {
 #[tokio::test(start_paused = true)]
 async fn few_processes_claim_in_place_of_one_that_is_gone() {
     for size in [1, 32] {
-        let (mut claims, rounds) = (0.0, 100);
+        let mut claims = 0.0;
+        let rounds = 100;
         for _ in 0..rounds {
             let fleet = Fleet::new(size + 1, TTL - 5 * MS, stale);
             fleet.ask(size).await;

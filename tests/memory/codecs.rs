@@ -22,7 +22,8 @@ where
     });
     let both = caches.iter().flat_map(|cache| [cache, cache]);
     let asked = both.map(|cache| spawn(cache.request("k").load(after(LOAD, value.clone()))));
-    let mut values: Vec<_> = all(asked).await.into_iter().map(|it| it.unwrap().value).collect();
+    let mut values: Vec<_> =
+        all(asked).await.into_iter().map(|loaded| loaded.unwrap().value).collect();
     for cache in &caches {
         values.extend(cache.get("k").await.unwrap());
         values.extend(cache.get_or_load("k", fails("no hit")).await);
@@ -36,7 +37,10 @@ where
 async fn a_float_is_stored_to_its_last_place() {
     for price in (1..=300).map(|cents| f64::from(cents) / 100.0 * 1.19) {
         let served = served(Json, &price).await;
-        assert!(served.iter().all(|it| it.to_bits() == price.to_bits()), "{price}: {served:?}");
+        assert!(
+            served.iter().all(|value| value.to_bits() == price.to_bits()),
+            "{price}: {served:?}"
+        );
     }
     let cache: Cache<f64> = Cache::builder(MemoryBackend::new(), "bellwether").build().unwrap();
     let price = 1.0 / 100.0 * 1.19;
@@ -74,7 +78,7 @@ async fn a_value_that_becomes_none_is_kept_as_none() {
     cache.insert("inserted", &Some(None)).await.unwrap();
     cache.get_or_load("loaded", value(Some(None))).await.unwrap();
     for key in ["inserted", "loaded"] {
-        let kept = cache.peek(key).await.unwrap().and_then(|it| it.expires_in());
+        let kept = cache.peek(key).await.unwrap().and_then(|loaded| loaded.expires_in());
         assert_eq!(kept, Some(LOAD), "{key}");
     }
 }

@@ -28,7 +28,8 @@ impl Scene {
         let kept = |builder: Builder<u64>| builder.ttl(HOUR).stale_if_error(HOUR).tags();
         let builder = Cache::builder(faulty.clone(), "bellwether").outage_memory(1 << 20);
         let other = Cache::builder(faulty.inner.clone(), "bellwether");
-        let (cache, other) = (set(kept(builder)), kept(other));
+        let cache = set(kept(builder));
+        let other = kept(other);
         Self { faulty, cache: cache.build().unwrap(), other: other.build().unwrap() }
     }
 
@@ -137,10 +138,10 @@ async fn a_write_that_is_refused_is_not_deferred() {
 async fn nothing_older_is_served_until_the_write_is_repeated() {
     for act in DEFERRED {
         for has_tier in [false, true] {
-            let scene = Scene::with(|builder| match has_tier {
-                true => builder.local(LocalTier::default()),
-                false => builder,
-            });
+            let scene =
+                Scene::with(
+                    |builder| if has_tier { builder.local(LocalTier::default()) } else { builder },
+                );
             scene.store(1).await;
             for _ in 0..3 {
                 assert_eq!(scene.cache.get("k").await.unwrap(), Some(1));

@@ -32,7 +32,8 @@ fn always(builder: Builder<u64>) -> Builder<u64> {
 
 /// Returns caches with a value that is kept for failures, and its origin, which fails now.
 async fn failing_fleet(with: impl Fn(Builder<u64>) -> Builder<u64>) -> ([Cache<u64>; 3], Origin) {
-    let (caches, origin) = (fleet(with), Origin::new(LOAD));
+    let caches = fleet(with);
+    let origin = Origin::new(LOAD);
     origin.load(&caches[0]).await.unwrap();
     sleep(TTL).await;
     origin.fails(true);
@@ -89,7 +90,8 @@ async fn a_process_claims_once_for_each_back_off() {
 
 #[tokio::test(start_paused = true)]
 async fn no_failure_is_remembered_without_a_value_that_stands_in() {
-    let (caches, origin): ([_; 2], _) = (fleet(with_error_window), failing());
+    let caches: [_; 2] = fleet(with_error_window);
+    let origin = failing();
     for number in 1..=4_usize {
         let error = origin.load(&caches[number % 2]).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
@@ -110,7 +112,8 @@ async fn a_back_off_by_default_ends_with_the_value_that_stands_in() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_told_at_once_while_the_key_backs_off() {
-    let (caches, origin): ([_; 3], _) = (fleet(always), failing());
+    let caches: [_; 3] = fleet(always);
+    let origin = failing();
     let error = origin.load(&caches[0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
     let wait = error.retry_after().unwrap();
@@ -194,7 +197,8 @@ async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
 #[tokio::test(start_paused = true)]
 async fn each_rule_has_its_waits() {
     let endless = AfterFailure::BackOff { first: Duration::MAX, longest: Duration::MAX };
-    let waits = |of_first: [u32; 4]| of_first.map(|it| (it > 0).then_some(it * FIRST)).to_vec();
+    let waits =
+        |of_first: [u32; 4]| of_first.map(|times| (times > 0).then_some(times * FIRST)).to_vec();
     for (rule, waits) in [
         (AfterFailure::BACK_OFF, waits([1, 2, 4, 8])),
         (endless, vec![Some(24 * 3600 * SECOND)]),
@@ -240,7 +244,7 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
 #[tokio::test(start_paused = true)]
 async fn each_act_ends_a_back_off_in_the_whole_fleet() {
     for (act, value) in [("insert", 77), ("invalidate", 3), ("expire", 3), ("touch", 1)] {
-        let (caches, origin) = failing_fleet(|it| with_error_window(always(it))).await;
+        let (caches, origin) = failing_fleet(|builder| with_error_window(always(builder))).await;
         for cache in &caches {
             assert_eq!(origin.load(cache).await.unwrap().source(), Source::Stale);
         }

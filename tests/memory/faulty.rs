@@ -35,7 +35,8 @@ async fn a_full_backend_reads_and_removes_and_stores_nothing() {
 async fn a_backend_that_fills_up_hands_the_load_over_and_lets_locks_end() {
     let inner = MemoryBackend::new();
     let front = || Faulty::over(inner.clone(), |_| None);
-    let (here, there) = (front(), cache(front()));
+    let here = front();
+    let there = cache(front());
     let guard = Locks::new(here.clone(), "bellwether").mutex("m").lock().await.unwrap();
     let leader = cache(here.clone());
     let fills = async {
@@ -59,7 +60,8 @@ async fn a_backend_that_fills_up_hands_the_load_over_and_lets_locks_end() {
 async fn a_waiter_whose_push_is_lost_finds_out_by_itself() {
     let inner = MemoryBackend::new();
     let lossy = Faulty::over(inner.clone(), |_| Some(Fault::LosePushes));
-    let (here, there) = (cache(lossy.clone()), cache(Faulty::over(inner.clone(), |_| None)));
+    let here = cache(lossy.clone());
+    let there = cache(Faulty::over(inner.clone(), |_| None));
     let begun = Instant::now();
     let waits = async {
         sleep(MS).await;

@@ -12,7 +12,8 @@ const LOAD: Duration = Duration::from_millis(100);
 
 /// Returns two caches, the first of which has just loaded a value.
 async fn loaded() -> ([Cache<u64>; 2], Origin) {
-    let (caches, origin) = (fleet(with_windows), Origin::new(LOAD));
+    let caches = fleet(with_windows);
+    let origin = Origin::new(LOAD);
     assert_eq!(origin.ask(&caches[0]).await, (1, Source::Led));
     (caches, origin)
 }
@@ -120,7 +121,8 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
 /// The waiters of another process learn of the failure by its push.
 #[tokio::test(start_paused = true)]
 async fn every_process_serves_the_value_that_is_kept_for_failures() {
-    let (caches, origin): ([_; 3], _) = (fleet(with_windows), Origin::new(LOAD));
+    let caches: [_; 3] = fleet(with_windows);
+    let origin = Origin::new(LOAD);
     origin.ask(&caches[0]).await;
     sleep(TTL + STALE).await;
     origin.fails(true);
@@ -233,7 +235,8 @@ async fn one_read_in_time_keeps_all_callers_from_waiting() {
     for (before, reader) in
         [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3), (LOAD / 2, 3)]
     {
-        let (caches, origin): ([_; 4], _) = (fleet(early), Origin::new(LOAD));
+        let caches: [_; 4] = fleet(early);
+        let origin = Origin::new(LOAD);
         origin.ask(&caches[0]).await;
         sleep(TTL - before).await;
         assert_eq!(origin.ask_at_once(&caches[reader]).await, (1, Source::Hit));
@@ -385,7 +388,8 @@ async fn a_get_returns_what_may_be_served_and_refreshes_nothing() {
 async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
     let ([cache, _], origin) = loaded().await;
     sleep(TTL).await;
-    let (inner, nested) = (cache.clone(), origin.clone());
+    let inner = cache.clone();
+    let nested = origin.clone();
     let load = |_| async move {
         let (known, source) = nested.ask(&inner).await;
         assert_eq!(source, Source::Stale);
@@ -407,7 +411,7 @@ async fn an_expired_value_is_served_only_if_the_load_fails() {
     caches[1].expire("k").await.unwrap();
     assert_eq!(caches[0].get("k").await.unwrap(), None);
     let peeked = caches[0].peek("k").await.unwrap();
-    assert_eq!(peeked.and_then(|it| it.expires_in()), Some(Duration::ZERO));
+    assert_eq!(peeked.and_then(|loaded| loaded.expires_in()), Some(Duration::ZERO));
     origin.fails(true);
     assert_eq!(origin.ask(&caches[0]).await, (1, Source::Stale));
     origin.fails(false);
@@ -449,10 +453,13 @@ async fn a_peek_sees_each_window_and_counts_nothing() {
         sleep(pause).await;
         let peeked = cache.peek("k").await.unwrap().unwrap();
         assert_eq!((peeked.value, peeked.source()), (1, source));
-        assert_eq!(cache.peek("k").await.unwrap().and_then(|it| it.expires_in()), Some(left));
+        assert_eq!(
+            cache.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
+            Some(left)
+        );
     }
     sleep(ERROR).await;
-    assert_eq!(cache.peek("k").await.unwrap().and_then(|it| it.expires_in()), None);
+    assert_eq!(cache.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()), None);
     assert_eq!((cache.stats(), origin.asked()), (before, 1));
 }
 

@@ -15,7 +15,8 @@ macro_rules! ends_with_the_lock {
         assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
         // Dropped before its end, it drops the work, and the lock stays held.
         let held = Arc::new(());
-        let (theirs, begun) = (held.clone(), Instant::now());
+        let theirs = held.clone();
+        let begun = Instant::now();
         let work = async move {
             pending::<()>().await;
             drop(theirs);

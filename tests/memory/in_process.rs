@@ -140,7 +140,8 @@ async fn no_caller_is_served_what_an_insert_has_replaced() {
     cache.insert("k", &0).await.unwrap();
     let latest = Arc::new(AtomicUsize::new(0));
     let readers = (0..3).map(|_| {
-        let (cache, latest) = (cache.clone(), latest.clone());
+        let cache = cache.clone();
+        let latest = latest.clone();
         tokio::spawn(async move {
             loop {
                 let least = latest.load(Ordering::SeqCst) as u64;

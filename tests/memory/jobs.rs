@@ -34,9 +34,11 @@ async fn is_refused(locks: &Locks, number: u32) -> bool {
 /// The clocks of the processes differ by more than the work takes.
 #[tokio::test(start_paused = true)]
 async fn each_tick_runs_once_though_clocks_differ() {
-    let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<u32>>>::default());
+    let backend = MemoryBackend::new();
+    let runs = Arc::<Mutex<Vec<u32>>>::default();
     let processes = (0..5).map(|late| {
-        let (locks, runs) = (process(&backend), runs.clone());
+        let locks = process(&backend);
+        let runs = runs.clone();
         spawn(async move {
             sleep(late * 50 * MS).await;
             for number in 1..=60 {
@@ -353,9 +355,11 @@ fn since_1970(turn: &Turn) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn each_tick_of_an_interval_runs_in_one_process() {
-    let (backend, runs) = (MemoryBackend::new(), Arc::<Mutex<Vec<Duration>>>::default());
+    let backend = MemoryBackend::new();
+    let runs = Arc::<Mutex<Vec<Duration>>>::default();
     let processes = (0..5).map(|late| {
-        let (locks, runs) = (process(&backend), runs.clone());
+        let locks = process(&backend);
+        let runs = runs.clone();
         spawn(async move {
             sleep(late * 70 * MS).await;
             let mut ticks = locks.every("job", SECOND);
@@ -399,7 +403,8 @@ async fn of_the_ticks_that_were_missed_the_latest_runs() {
 async fn work_that_always_crashes_is_done_once_in_a_lease() {
     let locks = process(&MemoryBackend::new());
     let mut ticks = locks.every("job", LONGEST).at_least_once().lease(5 * SECOND);
-    let (begun, mut turns) = (Instant::now(), 0);
+    let begun = Instant::now();
+    let mut turns = 0;
     let first = since_1970(&ticks.next().await.unwrap());
     while begun.elapsed() < 60 * SECOND {
         let turn = ticks.next().await.unwrap();

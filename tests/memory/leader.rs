@@ -39,10 +39,12 @@ fn stands(
     office: &Office,
     terms: &UnboundedSender<Term>,
 ) -> JoinHandle<Result<(), Error>> {
-    let (office, terms) = (office.clone(), terms.clone());
+    let office = office.clone();
+    let terms = terms.clone();
     spawn(async move {
         let lead = |term: Term| {
-            let (sitting, sent) = (office.enter(), terms.send(term));
+            let sitting = office.enter();
+            let sent = terms.send(term);
             async move {
                 sent.unwrap();
                 let _sitting = sitting;
@@ -59,14 +61,17 @@ async fn next(terms: &mut UnboundedReceiver<Term>) -> Term {
 
 #[tokio::test(start_paused = true)]
 async fn one_leads_at_a_time_and_each_end_hands_over() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let backend = MemoryBackend::new();
+    let office = Office::default();
     let fences = Arc::new(Mutex::new(Vec::new()));
     let candidates = (0..5).map(|at| {
-        let (candidate, office) = (process(&backend).leader("work"), office.clone());
+        let candidate = process(&backend).leader("work");
+        let office = office.clone();
         let fences = fences.clone();
         spawn(async move {
             let lead = |term: Term| {
-                let (sitting, fences) = (office.enter(), fences.clone());
+                let sitting = office.enter();
+                let fences = fences.clone();
                 async move {
                     let _sitting = sitting;
                     fences.lock().unwrap().push(term.fence());
@@ -77,7 +82,8 @@ async fn one_leads_at_a_time_and_each_end_hands_over() {
             candidate.run(lead).await.unwrap()
         })
     });
-    let (candidates, begun) = (candidates.collect::<Vec<_>>(), Instant::now());
+    let candidates = candidates.collect::<Vec<_>>();
+    let begun = Instant::now();
     for (at, candidate) in candidates.into_iter().enumerate() {
         let output = candidate.await.unwrap();
         assert_eq!(output, if at % 2 == 0 { Ok(at) } else { Err("it failed") });
@@ -89,7 +95,8 @@ async fn one_leads_at_a_time_and_each_end_hands_over() {
 /// The processes have one backend, or the same three servers.
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_is_dropped_hands_over_at_once() {
-    let (backend, servers) = (MemoryBackend::new(), [(); 3].map(|()| MemoryBackend::new()));
+    let backend = MemoryBackend::new();
+    let servers = [(); 3].map(|()| MemoryBackend::new());
     let of_majority = || Redlock::over(servers.clone(), "bellwether").unwrap().leader("work");
     for (candidates, within) in [
         ([(); 3].map(|()| process(&backend).leader("work")), 10 * MS),
@@ -100,7 +107,7 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
         let [first, waits, third] = candidates;
         let first = stands(first, &office, &sender);
         let term = next(&mut terms).await;
-        let [waits, third] = [waits, third].map(|it| stands(it, &office, &sender));
+        let [waits, third] = [waits, third].map(|candidate| stands(candidate, &office, &sender));
         sleep(100 * SECOND).await;
         assert!(terms.is_empty() && !term.is_lost(), "a wait has no limit, and a term is renewed");
         // One that waits leaves the queue.
@@ -119,7 +126,8 @@ async fn a_candidate_that_is_dropped_hands_over_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_loss_drops_the_work_and_the_candidate_waits_again() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let backend = MemoryBackend::new();
+    let office = Office::default();
     let (sender, mut terms) = unbounded_channel();
     let locks = process(&backend);
     let standing = stands(locks.leader("work").lease(3 * SECOND), &office, &sender);
@@ -137,7 +145,8 @@ async fn a_loss_drops_the_work_and_the_candidate_waits_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_the_work_hands_over() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let backend = MemoryBackend::new();
+    let office = Office::default();
     let (sender, mut terms) = unbounded_channel();
     let candidate = process(&backend).leader("work");
     let panics = spawn(async move {
@@ -160,9 +169,11 @@ async fn a_term_ends_before_its_lease_is_handed_over() {
 /// A program may end when its shutdown returns. A leader in another task has handed over by then.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_those_that_lead_and_those_that_wait() {
-    let (backend, office) = (MemoryBackend::new(), Office::default());
+    let backend = MemoryBackend::new();
+    let office = Office::default();
     let (sender, mut terms) = unbounded_channel();
-    let (locks, other) = (process(&backend), process(&backend));
+    let locks = process(&backend);
+    let other = process(&backend);
     let ends = [(); 2].map(|()| stands(locks.leader("work"), &office, &sender));
     let term = next(&mut terms).await;
     sleep(SECOND).await;

@@ -22,10 +22,12 @@ fn two() -> (Locks, Locks) {
 #[tokio::test(start_paused = true)]
 async fn a_lock_has_one_holder_at_a_time_and_growing_fences() {
     let backend = MemoryBackend::new();
-    let (inside, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(0)));
+    let inside = Arc::new(AtomicUsize::new(0));
+    let last = Arc::new(Mutex::new(0));
     let tasks = (0..40).map(|_| {
         let locks = Locks::new(backend.clone(), "bellwether");
-        let (inside, last) = (inside.clone(), last.clone());
+        let inside = inside.clone();
+        let last = last.clone();
         spawn(async move {
             let guard = locks.mutex("m").lock().await.unwrap();
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
@@ -50,7 +52,8 @@ async fn queues_are_kept_in_time_whatever_their_number() {
         let faulty = Faulty::new(|_| None);
         let here = Locks::new(faulty.clone(), "bellwether");
         let there = Locks::new(faulty.inner.clone(), "bellwether");
-        let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+        let mut held = Vec::new();
+        let mut waiting = JoinSet::new();
         for name in 0..count {
             held.push(there.mutex(name.to_string()).lock().await.unwrap());
             let mutex = here.mutex(name.to_string()).fair();
@@ -73,7 +76,8 @@ async fn a_second_claim_costs_the_first_no_place() {
     let faulty = Faulty::new(|_| None);
     let here = Locks::new(faulty.clone(), "bellwether");
     let there = Locks::new(faulty.inner.clone(), "bellwether");
-    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+    let mut held = Vec::new();
+    let mut waiting = JoinSet::new();
     for name in 0..NAMES {
         held.push(there.mutex(name.to_string()).lock().await.unwrap());
     }
@@ -239,7 +243,8 @@ fn locking(locks: &Locks) -> JoinHandle<Result<MutexGuard, Error>> {
 }
 
 fn waiting(locks: &Locks, order: &Arc<Mutex<Vec<usize>>>, n: usize) -> JoinHandle<()> {
-    let (locking, order) = (locking(locks), order.clone());
+    let locking = locking(locks);
+    let order = order.clone();
     spawn(async move {
         let guard = locking.await.unwrap().unwrap();
         order.lock().unwrap().push(n);
@@ -439,11 +444,13 @@ async fn releases_wait_for_no_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_names_the_lock_and_what_ended_the_wait() {
-    let (limit, once) = (200 * MS, Retry::on_demand().times(0));
+    let limit = 200 * MS;
+    let once = Retry::on_demand().times(0);
     let locks = Locks::new(MemoryBackend::new(), "shop");
     let mutex = locks.mutex("{held}").wait_limit(limit);
     let held = mutex.lock().await.unwrap();
-    let (waited, tried) = (mutex.lock().await, mutex.clone().retry(once).lock().await);
+    let waited = mutex.lock().await;
+    let tried = mutex.clone().retry(once).lock().await;
     assert!(mutex.force_unlock().await.unwrap());
     let sem = locks.semaphore("sem", 1).wait_limit(limit);
     let _permit = sem.acquire().await.unwrap();
@@ -488,7 +495,8 @@ async fn a_list_says_which_waiters_it_does_not_know() {
     let _held = here.mutex("m").lock().await.unwrap();
     let _permit = here.semaphore("s", 1).acquire().await.unwrap();
     let waits = |locks: &Locks| {
-        let (mutex, semaphore) = (locks.mutex("m"), locks.semaphore("s", 1));
+        let mutex = locks.mutex("m");
+        let semaphore = locks.semaphore("s", 1);
         [
             spawn(async move { mutex.lock().await.map(drop) }),
             spawn(async move { semaphore.acquire().await.map(drop) }),

@@ -128,7 +128,10 @@ async fn the_end_of_a_load_is_logged_with_its_time_and_outcome() {
     ];
     assert_eq!(logged.len(), expected.len(), "{logged:?}");
     for (line, words) in logged.iter().zip(expected) {
-        assert!(line.starts_with("DEBUG") && words.iter().all(|it| line.contains(it)), "{line}");
+        assert!(
+            line.starts_with("DEBUG") && words.iter().all(|word| line.contains(word)),
+            "{line}"
+        );
     }
 }
 
@@ -156,7 +159,7 @@ async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
     // The first line tells of the begin, and not of a time of some microseconds.
     assert!(!logged[0].contains("away="), "{logged:?}");
     for (line, counts) in [(3, ["away=180s", "degraded=180"]), (4, ["away=", "degraded=190"])] {
-        assert!(counts.iter().all(|it| logged[line].contains(it)), "{logged:?}");
+        assert!(counts.iter().all(|count| logged[line].contains(count)), "{logged:?}");
     }
 }
 

@@ -71,7 +71,9 @@ async fn an_entry_that_is_stored_behind_the_look_comes_with_the_claim() {
     let memory = MemoryBackend::new();
     let late = |op| (op == Op::Get).then_some(Fault::Late(50 * MS));
     let backend = Faulty::over(memory.clone(), late);
-    let (here, there, calls) = (cache(backend.clone()), cache(memory), Calls::default());
+    let here = cache(backend.clone());
+    let there = cache(memory);
+    let calls = Calls::default();
     let call = spawn(here.get_or_load_many([1, 2], key, calls.loader(MS)));
     sleep(10 * MS).await;
     there.insert(key(&1), &7).await.unwrap();
@@ -82,7 +84,8 @@ async fn an_entry_that_is_stored_behind_the_look_comes_with_the_claim() {
 
 #[tokio::test(start_paused = true)]
 async fn cold_keys_are_one_call_and_the_answers_are_in_order() {
-    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let cache = cache(MemoryBackend::new());
+    let calls = Calls::default();
     let ids: Vec<u64> = (0..100).rev().collect();
     let loaded = cache.get_or_load_many(ids.clone(), key, calls.loader(10 * MS)).await;
     assert_eq!(values(loaded), ids.iter().map(|id| 2 * id).collect::<Vec<_>>());
@@ -101,7 +104,8 @@ async fn cold_keys_are_one_call_and_the_answers_are_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn an_id_that_occurs_twice_and_ids_that_share_a_key_load_once() {
-    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let cache = cache(MemoryBackend::new());
+    let calls = Calls::default();
     let of_ten = |id: &u64| id / 10;
     let loaded = cache.get_or_load_many([7, 25, 7, 3, 21], of_ten, calls.loader(MS)).await;
     assert_eq!(values(loaded), [14, 50, 14, 14, 50]);
@@ -170,8 +174,10 @@ async fn a_loader_that_fails_panics_or_hangs_fails_its_ids_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_load_is_shared_with_single_calls_and_own_keys_do_not_wait_for_it() {
-    let (backend, calls) = (MemoryBackend::new(), Calls::default());
-    let (here, there) = (cache(backend.clone()), cache(backend));
+    let backend = MemoryBackend::new();
+    let calls = Calls::default();
+    let here = cache(backend.clone());
+    let there = cache(backend);
     let singles = [(&here, 1), (&there, 2)]
         .map(|(cache, id)| spawn(cache.request(key(&id)).load(after(300 * MS, 70))));
     sleep(MS).await;
@@ -200,12 +206,15 @@ async fn batches_that_overlap_load_each_key_once_and_never_wait_in_a_circle() {
         let backend = MemoryBackend::new();
         let processes = [(); 3].map(|()| cache(backend.clone()));
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (calls, mut callers) = (Calls::default(), JoinSet::new());
+        let calls = Calls::default();
+        let mut callers = JoinSet::new();
         for at in 0..9 {
             let mut ids: Vec<u64> = (0..12).filter(|_| rng.bool()).collect();
             rng.shuffle(&mut ids);
-            let (begins, takes) = (rng.u32(0..4) * MS, rng.u32(1..5) * MS);
-            let (cache, loader) = (processes[at % 3].clone(), calls.loader(takes));
+            let begins = rng.u32(0..4) * MS;
+            let takes = rng.u32(1..5) * MS;
+            let cache = processes[at % 3].clone();
+            let loader = calls.loader(takes);
             callers.spawn(async move {
                 sleep(begins).await;
                 let loaded = cache.get_or_load_many(ids.clone(), key, loader).await;
@@ -233,7 +242,8 @@ async fn lead_and_die(backend: &MemoryBackend, ids: impl Iterator<Item = u64>, l
 
 #[tokio::test(start_paused = true)]
 async fn ids_that_a_dead_process_led_are_loaded_when_its_leases_end() {
-    let (backend, calls) = (MemoryBackend::new(), Calls::default());
+    let backend = MemoryBackend::new();
+    let calls = Calls::default();
     lead_and_die(&backend, 0..20, 400 * MS).await;
     let cache = cache(backend);
     let begun = Instant::now();
@@ -250,7 +260,8 @@ async fn ids_that_a_dead_process_led_are_loaded_when_its_leases_end() {
 #[tokio::test(start_paused = true)]
 async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
     let builder = Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1);
-    let (cache, calls) = (builder.wait_limit(900 * MS).build().unwrap(), Calls::default());
+    let cache = builder.wait_limit(900 * MS).build().unwrap();
+    let calls = Calls::default();
     let slow = spawn(cache.request("slow").load(after(100 * MS, 1)));
     sleep(MS).await;
     let begun = Instant::now();
@@ -260,7 +271,8 @@ async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
     assert_eq!(calls.take().len(), 1);
     slow.await.unwrap().unwrap();
     // The loader that waits for the batch has the only permit.
-    let (inner, loader) = (cache.clone(), calls.loader(MS));
+    let inner = cache.clone();
+    let loader = calls.loader(MS);
     let nested = cache.get_or_load("outer", move |_| async move {
         Ok::<_, BoxError>(values(inner.get_or_load_many(50..60, key, loader).await).iter().sum())
     });
@@ -280,7 +292,8 @@ async fn a_call_of_the_loader_takes_one_permit_and_nested_calls_none() {
 async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
     let cache =
         Cache::<u64>::builder(MemoryBackend::new(), "bellwether").max_loads(1).build().unwrap();
-    let (inner, calls) = (cache.clone(), Calls::default());
+    let inner = cache.clone();
+    let calls = Calls::default();
     let outer = spawn(cache.request("outer").load(move |_| async move {
         sleep(10 * MS).await;
         inner.get_or_load(key(&1), fails("the batch leads")).await
@@ -296,9 +309,11 @@ async fn a_loader_that_waits_for_a_batch_lends_it_no_deadlock() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_that_asks_for_a_key_of_its_batch_loads_it_for_itself() {
     let cache = cache(MemoryBackend::new());
-    let (inner, calls) = (cache.clone(), Calls::default());
+    let inner = cache.clone();
+    let calls = Calls::default();
     let loader = move |batch: Batch<u64, u64>| {
-        let (inner, once) = (inner.clone(), calls.loader(MS));
+        let inner = inner.clone();
+        let once = calls.loader(MS);
         async move {
             let ids = batch.ids().to_vec();
             let values = values(inner.get_or_load_many(ids.clone(), key, once).await);
@@ -312,14 +327,16 @@ async fn a_loader_that_asks_for_a_key_of_its_batch_loads_it_for_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_dropped_gives_back_each_lease_or_goes_on() {
     for is_cancelled in [true, false] {
-        let (backend, calls) = (MemoryBackend::new(), Calls::default());
+        let backend = MemoryBackend::new();
+        let calls = Calls::default();
         let builder = Cache::<u64>::builder(backend.clone(), "many");
         let builder = if is_cancelled { builder.cancel_abandoned() } else { builder };
         let here = builder.build().unwrap();
         let call = here.get_or_load_many(0..20, key, calls.loader(50 * MS));
         timeout(10 * MS, call).await.expect_err("the load takes longer");
         assert_eq!(calls.take().len(), 1);
-        let (there, begun) = (cache(backend), Instant::now());
+        let there = cache(backend);
+        let begun = Instant::now();
         let loaded = there.get_or_load_many(0..20, key, calls.loader(MS)).await;
         assert_eq!(values(loaded).len(), 20);
         assert_eq!(calls.take().len(), usize::from(is_cancelled));
@@ -372,7 +389,8 @@ async fn a_loader_is_told_of_the_keys_that_nobody_waits_for() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_no_longer_polled_blocks_nobody() {
     for polled in 1..12 {
-        let (backend, calls) = (MemoryBackend::new(), Calls::default());
+        let backend = MemoryBackend::new();
+        let calls = Calls::default();
         // The answers about some keys come later than those about the others.
         let mut asked = 0;
         let faulty = Faulty::over(backend.clone(), move |_| {
@@ -415,7 +433,8 @@ async fn stale_values_are_served_at_once_and_refreshed_together() {
 #[tokio::test(start_paused = true)]
 async fn without_a_backend_and_after_a_shutdown_the_ids_are_one_call_too() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
-    let (cache, calls) = (cache(faulty), Calls::default());
+    let cache = cache(faulty);
+    let calls = Calls::default();
     let loaded = cache.get_or_load_many(0..30, key, calls.loader(MS)).await;
     assert_eq!(sources(loaded), [Source::Degraded; 30]);
     assert_eq!(calls.take().len(), 1);
@@ -471,7 +490,8 @@ async fn the_loads_of_a_batch_have_their_leases_fences_and_settings() {
 
 #[tokio::test(start_paused = true)]
 async fn too_many_ids_and_bad_keys_are_errors() {
-    let (cache, calls) = (cache(MemoryBackend::new()), Calls::default());
+    let cache = cache(MemoryBackend::new());
+    let calls = Calls::default();
     let error = cache.get_or_load_many(0..10_001, key, calls.loader(MS)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Overloaded);
     assert!(error.to_string().contains("10000"), "{error}");

@@ -152,7 +152,10 @@ async fn a_loader_that_fails_or_stores_nothing_renews_nothing() {
     let kept = cache.request("k").load(load).await.unwrap();
     assert_eq!((kept.value, kept.source()), (7, Source::Stale));
     assert_eq!(faulty.count(Op::Commit), 1);
-    assert_eq!(other.peek("k").await.unwrap().and_then(|it| it.expires_in()), Some(Duration::ZERO));
+    assert_eq!(
+        other.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
+        Some(Duration::ZERO)
+    );
 }
 
 /// Without a backend there is nothing to renew. The loader still has what its caller has seen.

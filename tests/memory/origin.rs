@@ -90,7 +90,8 @@ impl Origin {
 
     /// Asks, and checks that the outcome comes at once and without a load.
     pub async fn load_at_once(&self, cache: &Cache<u64>) -> Result<Loaded<u64>, Error> {
-        let (begun, asked) = (Instant::now(), self.asked());
+        let begun = Instant::now();
+        let asked = self.asked();
         let answer = self.load(cache).await;
         assert_eq!((begun.elapsed(), self.asked()), (Duration::ZERO, asked), "{answer:?}");
         answer

@@ -77,10 +77,9 @@ const ACTS: usize = 5;
 async fn no_act_is_undone() {
     for act in 0..ACTS {
         for (was_seen, has_tags) in [(false, false), (true, false), (true, true)] {
-            let scene = Scene::with(|builder| match has_tags {
-                true => stale(builder).tags(),
-                false => stale(builder),
-            });
+            let scene = Scene::with(
+                |builder| if has_tags { stale(builder).tags() } else { stale(builder) },
+            );
             if was_seen {
                 assert_eq!(scene.ask("k").await, (1, Source::Led));
             }
@@ -159,9 +158,10 @@ async fn a_value_that_a_caller_saw_missing_is_not_remembered() {
             assert_eq!(scene.ask("k").await, (1, Source::Degraded));
         }
         scene.come_back();
-        let is_missing = match peeks {
-            true => scene.cache.peek("k").await.unwrap().is_none(),
-            false => scene.cache.get("k").await.unwrap().is_none(),
+        let is_missing = if peeks {
+            scene.cache.peek("k").await.unwrap().is_none()
+        } else {
+            scene.cache.get("k").await.unwrap().is_none()
         };
         assert!(is_missing);
         let (value, _) = scene.ask("k").await;
@@ -318,7 +318,9 @@ async fn the_first_values_that_were_seen_are_remembered() {
 async fn the_last_answer_counts() {
     for is_removed in [false, true] {
         let scene = Scene::with(stale);
-        let (other, cache, mut reads) = (other(&scene), scene.cache.clone(), 0);
+        let other = other(&scene);
+        let cache = scene.cache.clone();
+        let mut reads = 0;
         scene.faulty.plan(move |op| {
             reads += usize::from(op == Op::Get);
             (op == Op::Get && reads == 1).then_some(Fault::Late(100 * MS))
@@ -329,9 +331,10 @@ async fn the_last_answer_counts() {
         for _ in 0..2 {
             assert_eq!(scene.cache.get("k").await.unwrap(), Some(60));
         }
-        match is_removed {
-            true => other.invalidate("k").await.unwrap(),
-            false => other.insert("k", &70).await.unwrap(),
+        if is_removed {
+            other.invalidate("k").await.unwrap()
+        } else {
+            other.insert("k", &70).await.unwrap()
         };
         assert_eq!(first.await.unwrap(), (!is_removed).then_some(70));
         scene.leave(Fault::Refuse);

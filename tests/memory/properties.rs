@@ -88,7 +88,8 @@ proptest! {
     fn two_keys_never_share_a_name(one in key(), two in key()) {
         prop_assert_eq!(one == two, name(&one) == name(&two));
         prop_assert_eq!(one == two, name(&one).entry() == name(&two).entry());
-        let (lock, cache) = (name_of(Family::Lock, &one), name(&two));
+        let lock = name_of(Family::Lock, &one);
+        let cache = name(&two);
         prop_assert_ne!(lock.prefix(), cache.prefix());
     }
 
@@ -107,9 +108,10 @@ fn entry() -> impl Strategy<Value = Entry> {
     (any::<bool>(), fence, any::<u32>(), any::<u32>(), windows, payload).prop_map(
         |(value, fence, tag, cost, windows, payload)| {
             let cost = Duration::from_millis(u64::from(cost));
-            let entry = match value {
-                true => Entry::value(tag, cost, payload.into()),
-                false => Entry::uncacheable(cost),
+            let entry = if value {
+                Entry::value(tag, cost, payload.into())
+            } else {
+                Entry::uncacheable(cost)
             };
             let entry = entry.with_fence(fence);
             match windows.map(|windows| windows.map(Duration::from_millis)) {
@@ -159,7 +161,8 @@ proptest! {
         crowd: u32,
         millis: u64,
     ) {
-        let (owner, ends) = (Owner::fresh(), Duration::from_millis(millis));
+        let owner = Owner::fresh();
+        let ends = Duration::from_millis(millis);
         for change in [
             Change::Wake,
             Change::Announced(Announcement { fence, bytes, crowd }),
@@ -257,9 +260,10 @@ proptest! {
         times in prop::option::of(0..40_usize),
         exponential: bool,
     ) {
-        let mut retry = match exponential {
-            true => Retry::exponential(base, cap),
-            false => Retry::fixed(base),
+        let mut retry = if exponential {
+            Retry::exponential(base, cap)
+        } else {
+            Retry::fixed(base)
         };
         if let Some(times) = times {
             retry = retry.times(times);
@@ -267,10 +271,10 @@ proptest! {
         let waits: Vec<_> = retry.waits().take(100).collect();
         prop_assert_eq!(waits.len(), times.unwrap_or(100));
         for (turn, wait) in (0_u32..).zip(&waits) {
-            let bound = match exponential {
-                true => base.saturating_mul(1 << turn.min(31)).min(cap),
-                false => base,
-            };
+            let mut bound = base;
+            if exponential {
+                bound = base.saturating_mul(1 << turn.min(31)).min(cap);
+            }
             prop_assert!(*wait <= bound);
         }
     }

@@ -209,7 +209,8 @@ async fn holders_exclude_each_other_on_many_threads() {
     for one in 0..2 {
         let holder = locks.reentrant_mutex("m");
         for _ in 0..8 {
-            let (holder, inside) = (holder.clone(), inside.clone());
+            let holder = holder.clone();
+            let inside = inside.clone();
             tasks.push(spawn(async move {
                 use Ordering::SeqCst;
                 for round in 0..100 {

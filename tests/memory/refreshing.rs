@@ -136,7 +136,8 @@ async fn a_refresh_needs_a_backend_that_answers() {
 async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
     let [cache] = fleet(kept);
     let origin = Origin::new(LOAD);
-    let (inner, nested) = (cache.clone(), origin.loader());
+    let inner = cache.clone();
+    let nested = origin.loader();
     let load =
         |_| async move { inner.request("k").refresh(nested).await.map(|loaded| loaded.value + 10) };
     // The inner refresh began later, so its value is the newer one.
@@ -236,7 +237,7 @@ async fn an_impatient_caller_is_served_only_what_it_accepts() {
     let (cache, origin) = with_an_old_value().await;
     let asked = [WINDOW, Duration::ZERO, WINDOW]
         .map(|window| spawn(cache.request("k").stale_if_error(window).load(origin.loader())));
-    let got: Vec<_> = all(asked).await.into_iter().map(|it| it.unwrap().value).collect();
+    let got: Vec<_> = all(asked).await.into_iter().map(|loaded| loaded.unwrap().value).collect();
     assert_eq!((got, origin.asked()), (vec![100, 1, 100], 1));
 }
 

@@ -54,7 +54,8 @@ async fn several_locks_are_acquired_all_or_none_each_with_its_fence() {
 async fn a_waiter_for_several_holds_the_names_before_and_is_woken_by_pushes() {
     let backend = MemoryBackend::new();
     let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
-    let (b, c) = (locked(&others, "b").await, locked(&others, "c").await);
+    let b = locked(&others, "b").await;
+    let c = locked(&others, "c").await;
     let several = locks.several(["c", "b", "a"]).lease(LEASE).wait_limit(Duration::MAX);
     let waiting = spawn(async move { (several.lock().await, Instant::now()) });
     sleep(30 * LEASE).await;
@@ -79,7 +80,8 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
     let busy: Arc<[AtomicBool; 3]> = Arc::default();
     let mut tasks = JoinSet::new();
     for (at, set) in sets.into_iter().cycle().take(24).enumerate() {
-        let (locks, busy) = (Locks::new(backend.clone(), "bellwether"), busy.clone());
+        let locks = Locks::new(backend.clone(), "bellwether");
+        let busy = busy.clone();
         tasks.spawn(async move {
             for _ in 0..10 {
                 let several = locks.several(set.iter().copied()).lease(LEASE);
@@ -139,7 +141,8 @@ async fn names_and_settings_are_checked() {
 async fn a_name_that_was_handed_over_is_held_while_another_is_waited_for() {
     let backend = MemoryBackend::new();
     let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
-    let (a, b) = (locked(&others, "a").await, locked(&others, "b").await);
+    let a = locked(&others, "a").await;
+    let b = locked(&others, "b").await;
     let several = locks.several(["a", "b"]).lease(3 * LEASE);
     let waiting = spawn(async move { several.lock().await });
     sleep(MS).await;

@@ -47,7 +47,8 @@ impl Spans {
 
     /// Takes the spans, each with its parent, the one that it follows, and how it ended.
     fn take(&self) -> Vec<String> {
-        let mut seen: Vec<_> = self.0.lock().unwrap().drain(..).map(|it| it.to_string()).collect();
+        let mut seen: Vec<_> =
+            self.0.lock().unwrap().drain(..).map(|line| line.to_string()).collect();
         seen.sort();
         seen
     }
@@ -78,7 +79,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
             return;
         }
         let parent = context.span(id).and_then(|span| Some(span.parent()?.name()));
-        let (name, fields) = (attributes.metadata().name(), BTreeMap::new());
+        let name = attributes.metadata().name();
+        let fields = BTreeMap::new();
         let mut seen = SpanSeen { id: id.clone(), name, parent, follows: None, fields };
         attributes.record(&mut seen);
         self.0.lock().unwrap().push(seen);

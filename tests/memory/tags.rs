@@ -77,7 +77,7 @@ async fn one_command_ends_all_values_of_a_tag_in_each_process() {
     }
     let kept = async |cache: &Cache<u64>| {
         let keys = (0..100).map(|key: u64| key.to_string());
-        cache.get_many(keys).await.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count()
+        cache.get_many(keys).await.into_iter().filter(|found| matches!(found, Ok(Some(_)))).count()
     };
     assert_eq!((kept(&here).await, kept(&there).await), (100, 100));
     here.invalidate_tag("a").await.unwrap();
@@ -255,8 +255,8 @@ async fn tags_have_limits() {
         assert_eq!(error.kind(), ErrorKind::InvalidKey);
     }
     let with = |count: usize| {
-        let request = (0..count).fold(cache.request("k"), |it, tag| {
-            it.tag(format!("{tag}{longest}")[..512].to_owned())
+        let request = (0..count).fold(cache.request("k"), |request, tag| {
+            request.tag(format!("{tag}{longest}")[..512].to_owned())
         });
         async move { request.insert(&1).await }
     };
@@ -315,7 +315,7 @@ async fn a_copy_ends_with_its_tag_and_others_stay() {
         cache.clear().await.unwrap();
         assert_eq!(copies(), [false; 3]);
     }
-    assert!(here.get_many(["k", "l", "m"]).await.into_iter().all(|it| it.unwrap().is_none()));
+    assert!(here.get_many(["k", "l", "m"]).await.into_iter().all(|found| found.unwrap().is_none()));
 }
 
 /// A process forgets ends, and then all that may depend on them.
@@ -454,7 +454,10 @@ async fn an_expired_value_is_not_fresh_and_a_doubled_tag_is_one() {
     request.insert(&1).await.unwrap();
     assert!(cache.peek("k").await.unwrap().unwrap().expires_in().unwrap() > HOUR - MS);
     cache.expire_tag("a").await.unwrap();
-    assert_eq!(cache.peek("k").await.unwrap().and_then(|it| it.expires_in()), Some(Duration::ZERO));
+    assert_eq!(
+        cache.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
+        Some(Duration::ZERO)
+    );
     assert_eq!(cache.peek("k").await.unwrap().unwrap().source(), Source::Stale);
 }
 

@@ -137,7 +137,8 @@ async fn fences_grow_when_they_are_evicted_with_their_entries() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let mut last = [0; 20];
     for at in 0..100 {
-        let (name, last) = (name(&format!("k{}", at % 20)), &mut last[at % 20]);
+        let name = name(&format!("k{}", at % 20));
+        let last = &mut last[at % 20];
         let fence = put(&backend, &name, 1000).await;
         let claim = claim(&name);
         let grant = begun_over(&backend, &claim, fence).await;

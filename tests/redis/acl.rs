@@ -140,7 +140,8 @@ async fn use_locks(
     let [one, two] = [one, two].map(locks);
     for pair in [MUTEX, FAIR, READER, MANY] {
         let asked = |locks: &Locks| {
-            let (locks, name) = (locks.clone(), key.to_owned());
+            let locks = locks.clone();
+            let name = key.to_owned();
             Asked { locks, name, lease: LEASE, wait: LIMIT }
         };
         let Some(guard) = (pair.one.attempt)(asked(&one)).await? else {
@@ -181,7 +182,8 @@ async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     two.mutex(key).force_unlock().await?;
     drop(forced);
     let holder = one.reentrant_mutex(format!("{key}-again"));
-    let (outer, inner) = (holder.lock().await?, holder.lock().await?);
+    let outer = holder.lock().await?;
+    let inner = holder.lock().await?;
     inner.unlock().await?;
     outer.unlock().await?;
     let several = two.several([format!("{key}-x"), format!("{key}-y")]).wait_limit(LIMIT);

@@ -164,7 +164,8 @@ async fn a_push_connection_that_breaks_while_it_subscribes_wakes_its_listeners()
     assert!(cut.elapsed() < SLACK, "{:?}", cut.elapsed());
     asking.await.unwrap();
     // Afterwards pushes arrive again.
-    let (writer, written) = (testkit::open(server.url()), name("listening"));
+    let writer = testkit::open(server.url());
+    let written = name("listening");
     let heard = async || {
         let fence = writer.edit(&written, &Edit::Invalidate, FENCE_LIFE).await.unwrap();
         // Earlier pushes come first, unless they were lost.
@@ -350,7 +351,8 @@ async fn a_server_of_another_kind_is_refused_with_the_right_setting() {
     let cluster = Cluster::start(3, 0).await;
     let plain = &RedisServer::start().await;
     let sentinels = Sentinels::start(1).await;
-    let (node, sentinel) = (cluster.nodes[0].url(), sentinels.sentinels[0].url());
+    let node = cluster.nodes[0].url();
+    let sentinel = sentinels.sentinels[0].url();
     let replica = sentinels.servers[1].url();
     let server = |url: &str| testkit::builder().server(url);
     let watched = |url: &str| testkit::builder().sentinels([url], Sentinels::MASTER);

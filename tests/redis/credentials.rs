@@ -38,7 +38,8 @@ async fn set_password(raw: &mut Raw, password: &str) {
 #[tokio::test]
 async fn a_rotated_password_needs_no_restart() {
     let server = RedisServer::start().await;
-    let (mut raw, vault) = (server.raw().await, Vault::default());
+    let mut raw = server.raw().await;
+    let vault = Vault::default();
     set_password(&mut raw, "one").await;
     vault.set("one");
     let provider = vault.clone();
@@ -64,7 +65,8 @@ async fn a_rotated_password_needs_no_restart() {
 #[tokio::test]
 async fn credentials_that_cannot_be_had_are_asked_for_again() {
     let server = RedisServer::start().await;
-    let (mut raw, vault) = (server.raw().await, Vault::default());
+    let mut raw = server.raw().await;
+    let vault = Vault::default();
     set_password(&mut raw, "one").await;
     let provider = vault.clone();
     let backend = RedisBackend::builder()
@@ -86,8 +88,10 @@ async fn a_panic_of_the_callback_is_a_failed_attempt() {
     for is_early in [true, false] {
         let server = RedisServer::start().await;
         set_password(&mut server.raw().await, "one").await;
-        let (asked, is_well) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counted, well) = (asked.clone(), is_well.clone());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let is_well = Arc::new(AtomicBool::new(false));
+        let counted = asked.clone();
+        let well = is_well.clone();
         let backend = testkit::builder()
             .server(server.url())
             .credentials(move || {

@@ -21,7 +21,8 @@ impl Scene {
         let backend = testkit::builder().server(proxy.url()).build().unwrap();
         let beside = testkit::builder().server(server.url()).build().unwrap();
         let build = |backend| Cache::builder(backend, "t").ttl(TTL).tags().build().unwrap();
-        let (cache, other) = (build(backend.clone()), build(beside));
+        let cache = build(backend.clone());
+        let other = build(beside);
         let raw = server.raw().await;
         let scene = Self { _server: server, proxy, raw, backend, cache, other };
         for key in ["k", "tagged"] {

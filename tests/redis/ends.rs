@@ -20,7 +20,9 @@ async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
         let builder = RedisBackend::builder().server(server.url());
         let backend = builder.command_timeout(3 * LIMIT).build().unwrap();
         for _ in 0..TASKS_OF_EACH {
-            let (backend, name, stopped) = (backend.clone(), name.clone(), stopped.clone());
+            let backend = backend.clone();
+            let name = name.clone();
+            let stopped = stopped.clone();
             tasks.spawn(async move {
                 while !*stopped.borrow() {
                     let reply = timeout(LIMIT, backend.get(&name)).await;

@@ -74,7 +74,8 @@ async fn scene(lock: Lock) -> Scene {
     let second = waiting(&lock(&proxy.url()));
     // The waiter asks, subscribes and asks again. It may keep its queue entry in between.
     let asked_again = async || {
-        let (asked, kept) = (proxy.seen("acquire"), proxy.seen("keep"));
+        let asked = proxy.seen("acquire");
+        let kept = proxy.seen("keep");
         // The holder has called a script, too.
         asked >= 2 && raw.scripts_called().await > asked + kept
     };
@@ -137,7 +138,8 @@ async fn handed_over_and_renewed(lock: Lock) {
 /// more.
 #[tokio::test]
 async fn a_lost_push_costs_the_time_until_the_entries_are_kept() {
-    let (fair, plain) = (a_push_is_lost(fair), a_push_is_lost(plain));
+    let fair = a_push_is_lost(fair);
+    let plain = a_push_is_lost(plain);
     let (fair, plain) = tokio::join!(fair, plain);
     assert!(fair < 3000 * MS, "{fair:?}");
     assert!(plain < 3000 * MS, "{plain:?}");

@@ -116,12 +116,14 @@ impl Worker {
         });
         let (before, is_done) = previous.unzip();
         let is_first = before != Some(number);
-        let [before, is_done] = [before.map(|it| it.to_string()), is_done.map(|it| it.to_string())];
+        let [before, is_done] =
+            [before.map(|value| value.to_string()), is_done.map(|value| value.to_string())];
         let of = |text: Option<String>| text.unwrap_or("none".into());
         println!("\nbegan {number} {} {} {}", of(before), of(is_done), turn.fence());
-        match is_first && hangs(number) {
-            true => turn.run(pending()).await?,
-            false => turn.run(sleep(WORK)).await?,
+        if is_first && hangs(number) {
+            turn.run(pending()).await?
+        } else {
+            turn.run(sleep(WORK)).await?
         }
         turn.done().await?;
         println!("\ndone {number}");
@@ -191,7 +193,8 @@ impl Fleet {
     /// Goes on for some ticks. Of those that hang, each second one has its process killed. The
     /// process of the others stands still until another one has begun a turn.
     async fn run(&mut self) {
-        let (mut faults, mut stopped) = (0, None::<usize>);
+        let mut faults = 0;
+        let mut stopped = None::<usize>;
         loop {
             let began = self.next().await;
             if let Some(stopped) = stopped.take() {
@@ -220,7 +223,8 @@ impl Fleet {
 async fn each_tick_runs_at_most_once_and_the_others_are_told() {
     let mut fleet = Fleet::start("skip").await;
     fleet.run().await;
-    let (mut missed, mut crashed) = (0, 0);
+    let mut missed = 0;
+    let mut crashed = 0;
     for pair in fleet.began.windows(2) {
         let [last, next] = pair else { continue };
         assert!(next.number > last.number && next.fence > last.fence, "{last:?}, {next:?}");
@@ -255,7 +259,8 @@ async fn a_replica_whose_clock_is_a_year_ahead_stops_nobody() {
     const DAY: Duration = Duration::from_secs(86_400);
     let server = RedisServer::start().await;
     let open = || Locks::new(testkit::open(server.url()), "bellwether");
-    let (ahead, others) = (open(), open());
+    let ahead = open();
+    let others = open();
     let far = SystemTime::now() + 365 * DAY;
     let error = ahead.once("report", far).begin().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);

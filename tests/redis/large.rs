@@ -43,9 +43,11 @@ async fn a_large_value_over_a_slow_link_is_a_hit_and_delays_others_by_its_transf
     let reader = far(&proxy);
     let is_over = Arc::new(AtomicBool::new(false));
     let small = {
-        let (reader, is_over) = (reader.clone(), is_over.clone());
+        let reader = reader.clone();
+        let is_over = is_over.clone();
         tokio::spawn(async move {
-            let (mut reads, mut longest) = (0, Duration::ZERO);
+            let mut reads = 0;
+            let mut longest = Duration::ZERO;
             while !is_over.load(Ordering::SeqCst) {
                 let begun = Instant::now();
                 let read = reader.request("small").load(never).await.unwrap();
@@ -74,7 +76,8 @@ async fn a_large_value_is_stored_over_a_slow_link() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     proxy.limit_rate(SLOW);
-    let (near, far) = (cache(open(&server)), far(&proxy));
+    let near = cache(open(&server));
+    let far = far(&proxy);
     let large = Bytes::from(vec![7; 8 * MIB]);
     let loaded = large.clone();
     let load = far.request("loaded").load(|_| async { Ok::<_, Infallible>(loaded) });
@@ -115,7 +118,8 @@ impl Reload {
     async fn begin(size: usize) -> Self {
         let server = RedisServer::start().await;
         let backend = open(&server);
-        let (name, raw) = (name("k"), server.raw().await);
+        let name = name("k");
+        let raw = server.raw().await;
         let first = backend.edit(&name, &Edit::Put(sized(1, size), LIMIT), LIMIT).await.unwrap();
         let (claim, grant) = loading(&backend, &name, first).await;
         Self { _server: server, backend, name, raw, first, claim, grant }
@@ -133,7 +137,8 @@ async fn loading(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Gran
 async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
     let server = RedisServer::start().await;
     let backend = open(&server);
-    let (name, mut raw) = (name("k"), server.raw().await);
+    let name = name("k");
+    let mut raw = server.raw().await;
     // The connections and the scripts are in place after this.
     for _ in 0..2 {
         backend.edit(&name, &Edit::Put(sized(0, MIB), LIMIT), LIMIT).await.unwrap();
@@ -171,7 +176,9 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_store() {
     for (key, is_full) in [("before", false), ("k", true)] {
         let goes_on = Arc::new(Notify::new());
         let load = {
-            let (leader, loaded, goes_on) = (leader.clone(), loaded.clone(), goes_on.clone());
+            let leader = leader.clone();
+            let loaded = loaded.clone();
+            let goes_on = goes_on.clone();
             tokio::spawn(async move {
                 let load = |_| async move {
                     goes_on.notified().await;
@@ -202,7 +209,8 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_store() {
 async fn a_large_write_that_is_refused_leaves_nothing() {
     let server = RedisServer::start().await;
     let backend = open(&server);
-    let (name, mut raw) = (name("k"), server.raw().await);
+    let name = name("k");
+    let mut raw = server.raw().await;
     for size in [50_000, MIB] {
         let (claim, grant) = loading(&backend, &name, 0).await;
         backend.edit(&name, &Edit::Invalidate, LIMIT).await.unwrap();
@@ -261,7 +269,8 @@ async fn a_staged_entry_ends_by_itself() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let backend = RedisBackend::open(&proxy.url()).unwrap();
-    let (name, mut raw) = (name("k"), server.raw().await);
+    let name = name("k");
+    let mut raw = server.raw().await;
     let mut left = Vec::new();
     // The cut may reach the server before it has read the whole staged entry.
     for _ in 0..20 {

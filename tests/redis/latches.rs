@@ -104,7 +104,8 @@ async fn each_step_is_one_command_and_a_wait_is_four() {
     let server = RedisServer::start().await;
     let (here, there) =
         (Locks::new(open(&server), "bellwether"), Locks::new(open(&server), "bellwether"));
-    let (here, there) = (here.latch("k"), there.latch("k"));
+    let here = here.latch("k");
+    let there = there.latch("k");
     // The connections are in place after this.
     there.set(1).await.unwrap();
     assert!(there.count_down().await.is_ok() && here.clear().await.unwrap());

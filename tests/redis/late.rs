@@ -90,7 +90,8 @@ fn waiters_of_a_dropped_runtime_delay_a_fair_mutex_once() {
     let open = || Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
     let fair = |locks: &Locks| locks.mutex("k").fair().wait_limit(LIMIT);
     for _ in 0..3 {
-        let (here, there) = (open(), open());
+        let here = open();
+        let there = open();
         let held = runtime.block_on(async { fair(&here).lock().await.unwrap() });
         let gone = Runtime::new().unwrap();
         for _ in 0..3 {

@@ -17,12 +17,16 @@ async fn the_next_leader_acts_within_two_round_trips() {
     let proxy = Proxy::start(server.port());
     proxy.lengthen_round_trip(WAY);
     let mut raw = server.raw().await;
-    let (acts, ends) = (unbounded_channel(), unbounded_channel());
-    let (mut acted, mut ended) = (acts.1, ends.1);
+    let acts = unbounded_channel();
+    let ends = unbounded_channel();
+    let mut acted = acts.1;
+    let mut ended = ends.1;
     let end = Arc::new(Notify::new());
     let candidates = (0..CANDIDATES).map(|_| {
         let locks = Locks::new(testkit::open(proxy.url()), "bellwether");
-        let (acts, ends, end) = (acts.0.clone(), ends.0.clone(), end.clone());
+        let acts = acts.0.clone();
+        let ends = ends.0.clone();
+        let end = end.clone();
         tokio::spawn(async move {
             let candidate = locks.leader("work").lease(Duration::from_secs(60));
             loop {

@@ -21,7 +21,8 @@ fn open(url: impl Into<String>) -> Cache<u64> {
 /// Waits until the tier serves its copy no longer. Returns when the last call began that was served
 /// the copy.
 async fn dropped(cache: &Cache<u64>, key: &str) -> Duration {
-    let (since, mut last) = (Instant::now(), Duration::ZERO);
+    let since = Instant::now();
+    let mut last = Duration::ZERO;
     let is_gone = async || {
         let asked = since.elapsed();
         let copy = cache.get_local(key);
@@ -37,7 +38,8 @@ async fn a_copy_costs_no_command_and_each_change_ends_it() {
     let server = RedisServer::start().await;
     for database in [0, 3] {
         let url = server.url_of("", database);
-        let (here, there) = (open(&url), open(&url));
+        let here = open(&url);
+        let there = open(&url);
         there.insert("k", &1).await.unwrap();
         warm(&here, "k").await;
         let mut monitor = server.monitor().await;
@@ -102,7 +104,8 @@ async fn a_refresh_in_another_process_ends_the_copy() {
 /// a tier.
 #[tokio::test]
 async fn a_value_is_refreshed_early_by_the_clock_of_the_server() {
-    let (server, ttl) = (RedisServer::start().await, Duration::from_secs(600));
+    let server = RedisServer::start().await;
+    let ttl = Duration::from_secs(600);
     let builder = Cache::<u64>::builder(testkit::open(server.url()), "early").ttl(ttl);
     let cache = builder.early_refresh(EarlyRefresh::Within(ttl / 4)).build().unwrap();
     cache.insert("k", &1).await.unwrap();
@@ -119,7 +122,8 @@ async fn a_value_is_refreshed_early_by_the_clock_of_the_server() {
 /// older than the bound. Returns how many reads were of a copy.
 async fn read_and_write(here: &Cache<u64>, there: &Cache<u64>, time: Duration) -> usize {
     let begun = Instant::now();
-    let (mut written, mut local) = (Vec::new(), 0);
+    let mut written = Vec::new();
+    let mut local = 0;
     while begun.elapsed() < time {
         if written.last().is_none_or(|last: &Instant| last.elapsed() > 300 * MS) {
             there.insert("k", &(written.len() as u64)).await.unwrap();
@@ -146,7 +150,8 @@ async fn read_and_write(here: &Cache<u64>, there: &Cache<u64>, time: Duration) -
 async fn no_copy_is_older_than_the_bound_while_pushes_are_late_or_lost() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
-    let (here, there) = (open(proxy.url()), open(server.url()));
+    let here = open(proxy.url());
+    let there = open(server.url());
     there.insert("k", &0).await.unwrap();
     warm(&here, "k").await;
     for fault in [
@@ -170,7 +175,8 @@ async fn no_copy_is_older_than_the_bound_while_pushes_are_late_or_lost() {
 async fn no_copy_is_older_than_the_bound_while_connections_break() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
-    let (here, there) = (open(proxy.url()), open(server.url()));
+    let here = open(proxy.url());
+    let there = open(server.url());
     there.insert("k", &0).await.unwrap();
     warm(&here, "k").await;
     let cuts = async {
@@ -199,7 +205,8 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     let proxy = Proxy::start(server.port());
     let limit = Duration::from_millis(250);
     let backend = RedisBackend::builder().server(proxy.url()).command_timeout(limit);
-    let (here, there) = (cache(backend.build().unwrap()), open(server.url()));
+    let here = cache(backend.build().unwrap());
+    let there = open(server.url());
     there.insert("k", &1).await.unwrap();
     warm(&here, "k").await;
     proxy.mode(Mode::Stall);
@@ -262,7 +269,8 @@ async fn a_process_that_may_not_publish_keeps_the_bound() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     raw.set_user("app", &["~*", "&*", "+@all", "-publish"]).await;
-    let (here, there) = (open(server.url_of("app:secret", 0)), open(server.url()));
+    let here = open(server.url_of("app:secret", 0));
+    let there = open(server.url());
     there.insert("k", &0).await.unwrap();
     warm(&here, "k").await;
     let local = read_and_write(&here, &there, 2_000 * MS).await;
@@ -294,7 +302,8 @@ async fn a_copy_in_a_cluster_lasts_for_its_age() {
 async fn a_watch_is_told_of_changes_and_of_breaks() {
     let server = RedisServer::start().await;
     let plain = || Cache::<u64>::builder(testkit::open(server.url()), "local");
-    let (here, there) = (plain().build().unwrap(), plain().build().unwrap());
+    let here = plain().build().unwrap();
+    let there = plain().build().unwrap();
     let told = Arc::new(Mutex::new(Vec::new()));
     let telling = told.clone();
     let watch = here.watch(move |key| telling.lock().unwrap().push(key.map(str::to_owned)));
@@ -338,7 +347,8 @@ fn the_beats_outlive_the_runtime_in_which_they_began() {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         runtime.worker_threads(1).enable_all().build().unwrap()
     };
-    let (staying, ending) = (runtime(), runtime());
+    let staying = runtime();
+    let ending = runtime();
     let server = staying.block_on(RedisServer::start());
     let cache = open(server.url());
     // It connects, and hears nothing yet.

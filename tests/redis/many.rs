@@ -64,7 +64,8 @@ async fn many_hits_are_one_command() {
     let mut commands = async || {
         check().await;
         let calls = monitor.calls_from_clients().await.into_iter().map(|call| call.command);
-        let mut all: Vec<_> = calls.filter(|it| it == "MGET" || it.starts_with("GET")).collect();
+        let mut all: Vec<_> =
+            calls.filter(|call| call == "MGET" || call.starts_with("GET")).collect();
         all.dedup();
         all
     };

@@ -23,9 +23,11 @@ async fn measure(row: &str, what: impl AsyncFn(&RedisBackend, usize)) {
     backend.acquire(&claim("warm", Mode::Exclusive)).await.unwrap();
     let mut raw = server.raw().await;
     let before = used(&mut raw).await;
-    let (backend, what) = (&backend, &what);
+    let backend = &backend;
+    let what = &what;
     stream::iter(0..COUNT).for_each_concurrent(50, async |at| what(backend, at).await).await;
-    let (documented, mut each) = (documented(row), 0);
+    let documented = documented(row);
+    let mut each = 0;
     // The server counts the buffers of its clients a while after it has them.
     let is_at_most = async || {
         each = used(&mut raw).await.saturating_sub(before) / COUNT as u64;

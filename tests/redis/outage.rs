@@ -54,7 +54,8 @@ impl Scene {
     /// Ends the outage, if there were few attempts to connect: each of two connections makes seven
     /// in its first second, and up to two in each later one.
     fn come_back(&self, what: &str) -> Instant {
-        let (attempts, most) = (self.attempts(), 14 + 4 * self.length.as_secs());
+        let attempts = self.attempts();
+        let most = 14 + 4 * self.length.as_secs();
         println!("{what}: {attempts} attempts to connect in {:?}", self.length);
         assert!(attempts <= most, "{what}: {attempts} attempts, at most {most}");
         self.proxy.clear();

@@ -46,7 +46,9 @@ async fn waits_of_a_process_share_one_subscription() {
     let channels = raw.process_channels().await;
     assert_eq!(channels.len(), 1, "{channels:?}");
     let mut monitor = server.monitor().await;
-    let (mut all, mut counted, end) = (0, 0, Instant::now() + LIMIT);
+    let mut all = 0;
+    let mut counted = 0;
+    let end = Instant::now() + LIMIT;
     while counted < WAITS {
         assert!(Instant::now() < end, "the machine is too busy for this test");
         all += 1;
@@ -193,7 +195,8 @@ async fn a_load_whose_fence_was_evicted_ends_with_its_commit() {
     let mut raw = server.raw().await;
     let [leader, waiter] = [(); 2].map(|()| open(server.url()));
     let name = name("k");
-    let (load, waits) = (load_claim(&name), load_claim(&name));
+    let load = load_claim(&name);
+    let waits = load_claim(&name);
     let Ok(Claimed::Granted(grant)) = leader.claim(&load, 0).await else { panic!() };
     let mut changes = testkit::changes_for(&waiter, &waits).await.unwrap();
     assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));

@@ -40,7 +40,8 @@ impl Scene {
             redis.call('PEXPIRE', KEYS[1], 60000)
             redis.call('PEXPIRE', KEYS[2], 60000)";
         let keys = [queue, deadlines].map(|suffix| self.name.suffixed(suffix));
-        let (count, left) = (MANY.to_string(), left.to_string());
+        let count = MANY.to_string();
+        let left = left.to_string();
         let words = ["EVAL", FILL, "2", &keys[0], &keys[1], &count, &left, suffix];
         self.raw.run::<()>(&words).await;
         self.raw.reset_stats().await;
@@ -50,7 +51,8 @@ impl Scene {
     /// have called themselves.
     async fn called(&mut self) -> (usize, usize) {
         let info: String = self.raw.run(&["INFO", "commandstats"]).await;
-        let (mut scripts, mut commands) = (0, 0);
+        let mut scripts = 0;
+        let mut commands = 0;
         for line in info.lines() {
             let Some((name, rest)) = line.split_once(":calls=") else { continue };
             let calls: usize = rest.split(',').next().unwrap().parse().unwrap();
@@ -111,7 +113,8 @@ async fn a_release_removes_dead_waiters_in_batches() {
         (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1:60000:"),
     ] {
         let mut scene = Scene::start().await;
-        let (holder, last) = (scene.claim(mode), scene.claim(mode));
+        let holder = scene.claim(mode);
+        let last = scene.claim(mode);
         granted(&scene.backend, &holder).await;
         scene.fill(queue, deadlines, suffix, -1).await;
         assert!(scene.backend.release(&holder).await.unwrap());

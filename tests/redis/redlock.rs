@@ -61,7 +61,9 @@ impl Contenders {
         for _ in 0..clients {
             let redlock = client(servers).await;
             for _ in 0..tasks_of_each {
-                let (stop, inside, taken) = (stop.clone(), inside.clone(), taken.clone());
+                let stop = stop.clone();
+                let inside = inside.clone();
+                let taken = taken.clone();
                 let mutex = redlock.mutex("contenders").lease(LEASE);
                 tasks.push(tokio::spawn(async move {
                     while !stop.load(Ordering::SeqCst) {
@@ -141,7 +143,8 @@ async fn many_tasks_go_on_without_a_minority() {
 async fn a_holder_knows_of_its_loss_before_the_next_gets_in() {
     for dead in [true, false] {
         let mut servers = start(3).await;
-        let (redlock, other) = (client(&servers).await, client(&servers).await);
+        let redlock = client(&servers).await;
+        let other = client(&servers).await;
         let guard = lock(&redlock, "m").await;
         let waiting = tokio::spawn(async move {
             let guard = lock(&other, "m").await;

@@ -68,7 +68,8 @@ async fn in_each_scene(play: impl AsyncFn(&mut Scene)) {
     use Refusal::{Acl, Alone, Full, Snapshot, Unconfirmed};
     for refusal in [Full, Alone, Acl, Unconfirmed, Snapshot] {
         static SCENES: AtomicUsize = AtomicUsize::new(0);
-        let (process, number) = (std::process::id(), SCENES.fetch_add(1, Ordering::SeqCst));
+        let process = std::process::id();
+        let number = SCENES.fetch_add(1, Ordering::SeqCst);
         let dir = std::env::temp_dir().join(format!("bellwether-refusals-{process}-{number}"));
         std::fs::create_dir_all(&dir).unwrap();
         let place = dir.to_string_lossy().into_owned();

@@ -52,7 +52,8 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     let (master, replica) = pair().await;
     let patient = builder().server(master.url()).build().unwrap();
     let backend = hasty(1).server(master.url()).build().unwrap();
-    let (holder, next) = (mutex_claim("held"), mutex_claim("held"));
+    let holder = mutex_claim("held");
+    let next = mutex_claim("held");
     patient.acquire(&holder).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
@@ -88,7 +89,8 @@ async fn nothing_else_waits_for_a_replica() {
     backend.acquire(&mutex_claim("warm")).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
-    let (theirs, waited_for) = (backend.clone(), mutex_claim("k"));
+    let theirs = backend.clone();
+    let waited_for = mutex_claim("k");
     let acquiring = tokio::spawn(async move { theirs.acquire(&waited_for).await });
     let mut raw = master.raw().await;
     let granted = async || raw.keys("t:l:{k}:l").await.len() == 1;
@@ -111,7 +113,8 @@ async fn a_waiter_does_not_trust_a_grant_that_replicas_must_confirm() {
         fair.mode = Mode::Fair;
         fair
     };
-    let (first, second) = (fair(), fair());
+    let first = fair();
+    let second = fair();
     granted(&backend, &first).await;
     held(&backend, &second).await;
     let mut changes = backend.changes(&first.name).await.unwrap();
@@ -326,7 +329,8 @@ async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
     assert!(comes_true(LIMIT, async || raw.calls("wait").await >= before + 4).await);
     assert!(!reader.is_finished() && !second.is_finished(), "granted without a replica");
     replica.resume();
-    let (reader, second) = (reader.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+    let reader = reader.await.unwrap().unwrap();
+    let second = second.await.unwrap().unwrap();
     for key in ["*{k}:r", "*{k}:p"] {
         assert_eq!(replica.raw().await.keys(key).await.len(), 1, "{key} is not on the replica");
     }

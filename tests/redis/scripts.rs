@@ -138,7 +138,8 @@ async fn a_commit_is_eight_calls_in_its_script_if_a_process_waits() {
     let [here, there] = [(); 2].map(|()| open(server.url()));
     let mut raw = server.raw().await;
     let name = name("k");
-    let (holder, mut waiter) = (claim(&name), claim(&name));
+    let holder = claim(&name);
+    let mut waiter = claim(&name);
     let grant = begun(&here, &holder).await;
     waiter.waits = false;
     let mut changes = testkit::changes_for(&there, &waiter).await.unwrap();
@@ -460,7 +461,8 @@ async fn a_foreign_fence_is_replaced() {
 #[tokio::test]
 async fn databases_do_not_meet() {
     let server = RedisServer::start().await;
-    let (zero, three) = (open(server.url()), open(server.url_of("", 3)));
+    let zero = open(server.url());
+    let three = open(server.url_of("", 3));
     let name = name("k");
     let mut to_zero = zero.changes(&name).await.unwrap();
     let mut to_three = three.changes(&name).await.unwrap();
@@ -485,7 +487,8 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
     // The limit of a push includes a header of 88 bytes.
-    let (small, large) = (value(&"v".repeat(56)), value(&"v".repeat(57)));
+    let small = value(&"v".repeat(56));
+    let large = value(&"v".repeat(57));
     let fence = backend.edit(&name, &Edit::Put(small.clone(), TTL), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.edit(&name, &Edit::Put(large.clone(), TTL), FENCE_LIFE).await.unwrap();
@@ -610,7 +613,8 @@ async fn one_forbidden_channel_does_not_silence_the_others() {
 #[tokio::test]
 async fn a_back_off_ends_when_the_clock_is_set_back() {
     let server = RedisServer::start().await;
-    let (backend, name) = (open(server.url()), name("k"));
+    let backend = open(server.url());
+    let name = name("k");
     let load = claim(&name);
     let fence = begun(&backend, &load).await.fence();
     let failure = testkit::leases::failure(fence, "the database is away");

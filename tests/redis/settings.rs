@@ -65,7 +65,8 @@ const URL: &str = "redis://127.0.0.1:1";
 
 #[test]
 fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
-    let (none, second) = ([""; 0], Duration::from_secs(1));
+    let none = [""; 0];
+    let second = Duration::from_secs(1);
     let (builder, one) = (RedisBackend::builder, || RedisBackend::builder().server(URL));
     for (builder, said) in [
         (builder(), "call one of `server`, `sentinels` and `cluster`"),

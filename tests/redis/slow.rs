@@ -44,7 +44,8 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
     });
     let loaded = join_all(requests).await.into_iter();
     let led = loaded.filter(|loaded| matches!(loaded, Ok(Ok(led)) if led.source() == Source::Led));
-    let (led, stats) = (led.count(), cache.stats());
+    let led = led.count();
+    let stats = cache.stats();
     if (led, stats.degraded, stats.stored) != (100, 0, 100) {
         return Err(format!("{led} of 100 led, {stats:?}"));
     }
@@ -94,7 +95,8 @@ async fn pushes_that_take_long_are_no_silence() {
     let connections = || proxy.counters().connections.load(Ordering::SeqCst);
     let before = connections();
     proxy.limit_rate(1 << 20);
-    let (mut raw, text) = (server.raw().await, "x".repeat(SIZE));
+    let mut raw = server.raw().await;
+    let text = "x".repeat(SIZE);
     for _ in 0..48 {
         let heard: usize = raw.run(&["PUBLISH", &name.suffixed("c"), &text]).await;
         assert_eq!(heard, 1);

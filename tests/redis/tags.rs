@@ -26,7 +26,8 @@ async fn load(cache: &Cache<u64>, key: &str, tag: &'static str, value: u64) -> u
 #[tokio::test]
 async fn the_commands_of_tags_are_few_whatever_the_entries() {
     let server = RedisServer::start().await;
-    let (cache, mut raw) = (cache(open(server.url())), server.raw().await);
+    let cache = cache(open(server.url()));
+    let mut raw = server.raw().await;
     for key in 0..1000_u64 {
         cache.request(key.to_string()).tag("a").insert(&key).await.unwrap();
     }
@@ -48,7 +49,7 @@ async fn the_commands_of_tags_are_few_whatever_the_entries() {
     all[4..].sort();
     assert_eq!(all[4..], ["EVALSHA", "MGET"]);
     let many = cache.get_many((0..100_u64).map(|key| key.to_string())).await;
-    assert_eq!(many.into_iter().filter(|it| matches!(it, Ok(Some(_)))).count(), 1);
+    assert_eq!(many.into_iter().filter(|found| matches!(found, Ok(Some(_)))).count(), 1);
     let all = commands(monitor.calls_from_clients().await);
     // The entries, and the ends of their tags.
     assert_eq!(all, ["MGET", "MGET"]);
@@ -65,7 +66,8 @@ async fn a_tag_ends_in_each_process_and_database() {
         let url = server.url_of("", database);
         let [here, there] = [(); 2].map(|()| tiered(open(&url)));
         let plain = cache(open(&url));
-        let (mut slowest, mut others_kept) = (Duration::ZERO, 0);
+        let mut slowest = Duration::ZERO;
+        let mut others_kept = 0;
         for round in 0..20 {
             let tag = ["a", "ü{b}"][round % 2];
             for key in ["k", "l"] {
@@ -99,7 +101,8 @@ async fn a_tag_ends_in_each_process_and_database() {
 #[tokio::test]
 async fn numbers_go_on_after_the_loss_of_their_key() {
     let server = RedisServer::start().await;
-    let (cache, mut raw) = (cache(open(server.url())), server.raw().await);
+    let cache = cache(open(server.url()));
+    let mut raw = server.raw().await;
     for round in 0..10 {
         assert_eq!(load(&cache, "k", "a", round).await, round);
         assert_eq!(load(&cache, "k", "a", round + 1).await, round);

@@ -24,55 +24,55 @@ fn back_off(first: Duration, longest: Duration) -> AfterFailure {
 }
 
 pub const OF_CACHES: [Set<Builder<Option<u32>>>; 20] = [
-    |it, time| it.ttl(time),
-    |it, time| it.negative_ttl(time, Option::is_none),
-    |it, time| it.stale_while_revalidate(time),
-    |it, time| it.stale_if_error(time),
-    |it, time| it.serve_stale_after(time),
-    |it, time| it.early_refresh(EarlyRefresh::Within(time)),
-    |it, time| it.early_refresh(EarlyRefresh::LastPart(time.as_secs_f64())),
-    |it, time| it.ttl_jitter(time.as_secs_f64()),
-    |it, time| it.ttl_jitter(1.0 / (1.0 + time.as_secs_f64())),
-    |it, time| it.lease(time),
-    |it, time| it.load_limit(time),
-    |it, time| it.wait_limit(time),
-    |it, time| it.after_failure(move |_| Some(back_off(time, time))),
-    |it, time| it.after_failure(move |_| Some(back_off(MS, time))),
-    |it, time| it.after_failure(move |_| Some(back_off(time, Duration::MAX))),
-    |it, time| it.after_failure(move |_| Some(AfterFailure::RetryAfter(time))),
-    |it, time| it.retry(Retry::fixed(time)),
-    |it, time| it.retry(Retry::exponential(time, Duration::MAX)),
-    |it, time| it.retry(Retry::exponential(MS, time)),
-    |it, time| it.retry(Retry::on_demand().try_limit(time)),
+    |builder, time| builder.ttl(time),
+    |builder, time| builder.negative_ttl(time, Option::is_none),
+    |builder, time| builder.stale_while_revalidate(time),
+    |builder, time| builder.stale_if_error(time),
+    |builder, time| builder.serve_stale_after(time),
+    |builder, time| builder.early_refresh(EarlyRefresh::Within(time)),
+    |builder, time| builder.early_refresh(EarlyRefresh::LastPart(time.as_secs_f64())),
+    |builder, time| builder.ttl_jitter(time.as_secs_f64()),
+    |builder, time| builder.ttl_jitter(1.0 / (1.0 + time.as_secs_f64())),
+    |builder, time| builder.lease(time),
+    |builder, time| builder.load_limit(time),
+    |builder, time| builder.wait_limit(time),
+    |builder, time| builder.after_failure(move |_| Some(back_off(time, time))),
+    |builder, time| builder.after_failure(move |_| Some(back_off(MS, time))),
+    |builder, time| builder.after_failure(move |_| Some(back_off(time, Duration::MAX))),
+    |builder, time| builder.after_failure(move |_| Some(AfterFailure::RetryAfter(time))),
+    |builder, time| builder.retry(Retry::fixed(time)),
+    |builder, time| builder.retry(Retry::exponential(time, Duration::MAX)),
+    |builder, time| builder.retry(Retry::exponential(MS, time)),
+    |builder, time| builder.retry(Retry::on_demand().try_limit(time)),
 ];
 /// The place of the limit of one try.
 const TRY_LIMIT: usize = 19;
 
 pub const OF_REQUESTS: [Set<Request<Option<u32>>>; 5] = [
-    |it, time| it.ttl(time),
-    |it, time| it.stale_while_revalidate(time),
-    |it, time| it.stale_if_error(time),
-    |it, time| it.serve_stale_after(time),
-    |it, time| it.wait_limit(time),
+    |request, time| request.ttl(time),
+    |request, time| request.stale_while_revalidate(time),
+    |request, time| request.stale_if_error(time),
+    |request, time| request.serve_stale_after(time),
+    |request, time| request.wait_limit(time),
 ];
 
 /// Sets something of a load that is under way.
 pub const OF_LOADS: [Set<Lead<Option<u32>>>; 4] = [
-    |it, time| {
-        it.expire_after(time);
-        it
+    |lead, time| {
+        lead.expire_after(time);
+        lead
     },
-    |it, time| {
-        it.stale_while_revalidate(time);
-        it
+    |lead, time| {
+        lead.stale_while_revalidate(time);
+        lead
     },
-    |it, time| {
-        it.stale_if_error(time);
-        it
+    |lead, time| {
+        lead.stale_if_error(time);
+        lead
     },
-    |it, time| {
-        it.after_failure(back_off(time, time));
-        it
+    |lead, time| {
+        lead.after_failure(back_off(time, time));
+        lead
     },
 ];
 
@@ -100,8 +100,8 @@ pub fn picks(count: usize) -> impl Strategy<Value = Vec<(usize, Duration)>> {
     prop::collection::vec((0..count, time()), 0..3)
 }
 
-fn apply<T>(settings: &[Set<T>], picks: &[(usize, Duration)], it: T) -> T {
-    picks.iter().fold(it, |it, (at, time)| settings[*at](it, *time))
+fn apply<T>(settings: &[Set<T>], picks: &[(usize, Duration)], target: T) -> T {
+    picks.iter().fold(target, |target, (at, time)| settings[*at](target, *time))
 }
 
 /// The settings that a case picks of a cache, of a request, and of a load.

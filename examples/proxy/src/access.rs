@@ -48,7 +48,8 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let (metrics, begun) = (self.metrics.clone(), Instant::now());
+        let metrics = self.metrics.clone();
+        let begun = Instant::now();
         let line = self.writes.then(|| Line {
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
@@ -85,7 +86,9 @@ struct Line {
 
 impl Line {
     fn write<B>(&self, response: &Response<B>, begun: Instant) {
-        let (method, path, status) = (&self.method, &self.path, response.status().as_u16());
+        let method = &self.method;
+        let path = &self.path;
+        let status = response.status().as_u16();
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         let cache = response.headers().get("cache-status");
         let cache = cache.and_then(|value| value.to_str().ok()).unwrap_or("-");

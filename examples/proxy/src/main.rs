@@ -59,9 +59,10 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), BoxError> {
     let options = Options::read()?;
-    match options.once {
-        true => once::show(options).await,
-        false => serve(options, server::told_to_end()).await,
+    if options.once {
+        once::show(options).await
+    } else {
+        serve(options, server::told_to_end()).await
     }
 }
 

@@ -19,9 +19,12 @@ use crate::{options::Options, proxy, server::Server};
 /// Asks twice through the proxy and prints what came.
 pub(crate) async fn show(mut options: Options) -> Result<(), BoxError> {
     let bind = || TcpListener::bind("127.0.0.1:0");
-    let (origin, listener, metrics) = (bind().await?, bind().await?, bind().await?);
+    let origin = bind().await?;
+    let listener = bind().await?;
+    let metrics = bind().await?;
     options.upstream = format!("http://{}/", origin.local_addr()?).parse()?;
-    let (url, metrics_url) = (listener.local_addr()?, metrics.local_addr()?);
+    let url = listener.local_addr()?;
+    let metrics_url = metrics.local_addr()?;
 
     let (told, end) = oneshot::channel::<()>();
     let (told_origin, end_of_origin) = oneshot::channel::<()>();

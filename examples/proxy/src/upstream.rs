@@ -259,7 +259,8 @@ mod tests {
 
     /// Answers with what it was asked.
     async fn tell(request: Request<Incoming>) -> Result<Response<Empty<Bytes>>, Infallible> {
-        let (version, authority) = (request.version(), request.uri().authority());
+        let version = request.version();
+        let authority = request.uri().authority();
         let hosts = request.headers().get_all(HOST).iter().count();
         let mut response = Response::new(Empty::new());
         let told = HeaderValue::from_str(&format!("{version:?} {authority:?} {hosts}"));
@@ -271,7 +272,9 @@ mod tests {
     #[tokio::test]
     async fn the_host_of_the_client_is_the_authority_of_http_2() -> Result<(), BoxError> {
         let bind = || TcpListener::bind("127.0.0.1:0");
-        let (origin, listener, metrics) = (bind().await?, bind().await?, bind().await?);
+        let origin = bind().await?;
+        let listener = bind().await?;
+        let metrics = bind().await?;
         let options = Options {
             upstream: format!("http://{}/", origin.local_addr()?).parse()?,
             upstream_http2: true,

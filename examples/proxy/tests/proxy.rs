@@ -52,7 +52,8 @@ impl Origin {
 
     async fn revive(&mut self) {
         let runtime = Runtime::new().unwrap();
-        let (port, calls) = (self.port.number(), self.calls.clone());
+        let port = self.port.number();
+        let calls = self.calls.clone();
         let listening = runtime.spawn(async move {
             let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
             tokio::spawn(async move {
@@ -247,13 +248,15 @@ async fn load(seen: Arc<Seen>, proxy: String, mut number: usize, end: Instant) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_of_the_origin_and_of_redis_make_no_wrong_byte_and_no_error_of_their_own() {
-    let (mut origin, mut redis) = (Origin::start().await, RedisServer::start().await);
+    let mut origin = Origin::start().await;
+    let mut redis = RedisServer::start().await;
     let proxies = [Proxy::start(&origin, &redis).await, Proxy::start(&origin, &redis).await];
     let client = Client::builder(TokioExecutor::new()).build_http();
     for number in 0..PATHS {
         assert_eq!(ask(&client, &proxies[0].url, &format!("/{number}")).await, None);
     }
-    let (seen, end) = (Arc::new(Seen::default()), Instant::now() + 10 * SECOND);
+    let seen = Arc::new(Seen::default());
+    let end = Instant::now() + 10 * SECOND;
     let mut clients = JoinSet::new();
     for number in 0..8 {
         let url = proxies[number % 2].url.clone();

@@ -42,7 +42,8 @@ struct Race {
 impl Race {
     /// Begins with a stored value, if there is one.
     async fn begin(stored: Option<u64>) -> Self {
-        let (backend, hook) = (MemoryBackend::new(), Held::default());
+        let backend = MemoryBackend::new();
+        let hook = Held::default();
         let (here, there) =
             (cache(Interceptor { inner: backend.clone(), hook: hook.clone() }), cache(backend));
         if let Some(value) = stored {

@@ -66,7 +66,8 @@ impl Tap for Server {
 
 impl Connection {
     fn new(seed: u64, planted: Planted) -> Self {
-        let (rng, broken_until) = (Rng::with_seed(seed), Instant::now());
+        let rng = Rng::with_seed(seed);
+        let broken_until = Instant::now();
         let line = Line { rng, planted, tier: None, queue: VecDeque::new(), broken_until };
         Self(Arc::new(Mutex::new(line)), Arc::default())
     }
@@ -118,7 +119,8 @@ impl Connection {
         let mut line = self.0.lock().unwrap();
         line.queue.clear();
         line.broken_until = Instant::now() + MS * line.rng.u32(0..300);
-        let (tier, planted) = (line.tier.clone(), line.planted);
+        let tier = line.tier.clone();
+        let planted = line.planted;
         drop(line);
         if let Some(tier) = tier.and_then(|tier| tier.upgrade())
             && planted != Planted::UntoldBreak
@@ -220,7 +222,9 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
         });
         caches.push(cache);
     }
-    let (writer, history, mut chance) = (backend.clone(), written.clone(), rng.fork());
+    let writer = backend.clone();
+    let history = written.clone();
+    let mut chance = rng.fork();
     running.spawn(async move {
         let writer: Cache<u64> = Cache::builder(writer, "bellwether")
             .ttl(Duration::from_secs(60))
@@ -228,7 +232,8 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
             .build()
             .unwrap();
         loop {
-            let (act, key) = (chance.u8(0..6), chance.usize(0..KEYS));
+            let act = chance.u8(0..6);
+            let key = chance.usize(0..KEYS);
             let write = |key: usize| {
                 let mut written = history[key].0.lock().unwrap();
                 written.push(Instant::now());
@@ -266,14 +271,16 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
     });
     let mut too_old = 0;
     for _ in 0..400 {
-        let (cache, key) = (&caches[rng.usize(0..2)], rng.usize(0..KEYS));
+        let cache = &caches[rng.usize(0..2)];
+        let key = rng.usize(0..KEYS);
         if rng.u8(..) < 8 {
             // The reply tells this process of a greater number than it was told of by pushes. It
             // may also be late.
             let _ = caches[rng.usize(0..2)].invalidate_tag("of nothing").await;
         }
         let asked = Instant::now();
-        let (of_load, takes) = (written.clone(), MS * rng.u32(0..20));
+        let of_load = written.clone();
+        let takes = MS * rng.u32(0..20);
         let loaded = cache.request(format!("{key}")).tag("of all").load(move |lead| async move {
             let version = of_load[key].0.lock().unwrap().len() as u64;
             sleep(takes).await;
@@ -296,7 +303,8 @@ async fn play(seed: u64, planted: Planted, has_tier: bool) -> (usize, u64) {
 async fn no_value_is_older_than_the_bound() {
     let wanted = std::env::var("BELLWETHER_LOCAL_SCHEDULES").ok();
     let schedules = wanted.map_or(10, |text| text.parse().unwrap());
-    let (mut local, all) = (0, 400 * schedules);
+    let mut local = 0;
+    let all = 400 * schedules;
     for seed in 0..schedules {
         let (too_old, served) = play(seed, Planted::Nothing, true).await;
         assert_eq!(too_old, 0, "seed {seed}");

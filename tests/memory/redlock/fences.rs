@@ -36,7 +36,8 @@ async fn tokens_grow_over_majorities_and_clocks() {
 #[tokio::test(start_paused = true)]
 async fn tokens_grow_over_passes() {
     let servers: [_; 3] = servers();
-    let (here, there) = (majority(&servers), majority(&servers));
+    let here = majority(&servers);
+    let there = majority(&servers);
     let first = here.mutex("m").lock().await.unwrap();
     let next = locking(&here);
     yield_now().await;

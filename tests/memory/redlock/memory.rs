@@ -165,7 +165,8 @@ async fn only_the_holder_can_acquire_the_lock_again() {
     let seen = seen(&servers, &[]);
     let redlock = majority(&seen);
     let [one, another] = [0, 1].map(|_| redlock.reentrant_mutex("m").lease(LEASE));
-    let (first, again) = (one.lock().await.unwrap(), one.lock().await.unwrap());
+    let first = one.lock().await.unwrap();
+    let again = one.lock().await.unwrap();
     assert_eq!(seen[0].count(Op::Acquire), 1);
     assert!(another.try_lock().await.unwrap().is_none());
     assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());

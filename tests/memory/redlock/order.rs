@@ -33,8 +33,10 @@ impl Seen {
     /// Returns whether each task has this part of the holds of another at least, and few waits are
     /// long: for how many holds of each task it waits, of a hundred waits the longest but one.
     fn is_even(&mut self, what: &str, fairness: f64) -> bool {
-        let (fewest, most) = (self.of_each.iter().min(), self.of_each.iter().max());
-        let (fewest, most) = (*fewest.unwrap(), *most.unwrap());
+        let fewest = self.of_each.iter().min();
+        let most = self.of_each.iter().max();
+        let fewest = *fewest.unwrap();
+        let most = *most.unwrap();
         self.waits.sort_unstable();
         let wait = self.waits[self.waits.len() * 99 / 100] as f64 / self.of_each.len() as f64;
         println!("{what}: {fewest} to {most} holds, p99 of the waits is {wait:.1} shares");
@@ -50,7 +52,8 @@ async fn contend(processes: &[Redlock], seen: &Arc<Mutex<Seen>>, lasts: Duration
     };
     let mut running = JoinSet::new();
     for at in 0..all {
-        let (lock, seen) = (processes[at % processes.len()].mutex("m"), seen.clone());
+        let lock = processes[at % processes.len()].mutex("m");
+        let seen = seen.clone();
         running.spawn(async move { while hold(&lock, at, &seen, lasts).await < end {} });
     }
     timeout(600 * SECOND, running.join_all()).await.unwrap();
@@ -93,9 +96,10 @@ async fn hold(lock: &Lock, at: usize, seen: &Mutex<Seen>, lasts: Duration) -> us
         seen.of_each[at] += 1;
         seen.holds
     };
-    match lasts.is_zero() {
-        true => yield_now().await,
-        false => sleep(lasts).await,
+    if lasts.is_zero() {
+        yield_now().await
+    } else {
+        sleep(lasts).await
     }
     seen.lock().unwrap().is_held = false;
     // A minority may be away.

@@ -29,7 +29,8 @@ async fn one_caller_contends_and_the_lock_passes_on() {
     let redlock = majority(&seen);
     let order = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..10).map(|n| {
-        let (mutex, order) = (redlock.mutex("m"), order.clone());
+        let mutex = redlock.mutex("m");
+        let order = order.clone();
         spawn(async move {
             let guard = mutex.lock().await.unwrap();
             order.lock().unwrap().push(n);

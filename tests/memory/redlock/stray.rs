@@ -24,7 +24,8 @@ impl Hook<MemoryBackend> for Stray {
         if operation.op() != Op::Acquire {
             return operation.perform(inner).await;
         }
-        let (inner, by) = (inner.clone(), self.by);
+        let inner = inner.clone();
+        let by = self.by;
         let on_its_way = spawn(async move {
             sleep(by).await;
             operation.perform(&inner).await

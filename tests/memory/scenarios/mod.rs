@@ -102,7 +102,8 @@ const ORDERS: [Order; 3] = [Order::After, Order::Together, Order::Meanwhile];
 /// Returns scenarios of each pair in each order. Every other one has plain requests. In the rest,
 /// the forms and deliveries go round.
 pub(crate) fn scenarios() -> Vec<Scenario> {
-    let (mut scenarios, mut round) = (Vec::new(), 0);
+    let mut scenarios = Vec::new();
+    let mut round = 0;
     for (at, pair) in pairs().into_iter().enumerate() {
         for (after, order) in ORDERS.into_iter().enumerate() {
             let (forms, delivery) = match (at + at / 4 + after) % 2 {
@@ -124,7 +125,8 @@ pub(crate) fn shared_scenarios() -> Vec<(Scenario, usize)> {
     let mut scenarios = Vec::new();
     for form in FORMS {
         for (order, delivery) in ORDERS.into_iter().zip(DELIVERIES) {
-            let (pair, forms) = (equal_users(), [Form::All, form]);
+            let pair = equal_users();
+            let forms = [Form::All, form];
             let calls = match (form, delivery) {
                 (_, Delivery::Broken) => continue,
                 (Form::Reload, _) => 2,
@@ -228,9 +230,10 @@ impl Scenario {
         let policy = policy.status_lifetime(status, lifetime);
         let layer = BellwetherLayer::http(cache).default_lifetime(lifetime);
         let layer = layer.policy(policy).ignore_cookies(pair.ignored_cookies.split_whitespace());
-        let layer = match pair.users.iter().any(|user| user.extension.is_some()) {
-            true => layer.vary_by(|parts: &Parts| Some(known(&parts.extensions).to_owned())),
-            false => layer,
+        let layer = if pair.users.iter().any(|user| user.extension.is_some()) {
+            layer.vary_by(|parts: &Parts| Some(known(&parts.extensions).to_owned()))
+        } else {
+            layer
         };
         pair.keyed.split_whitespace().fold(layer, |layer, name| layer.vary_by_header(name))
     }
@@ -333,7 +336,8 @@ impl Pair {
     /// Returns all that the origin has looked at.
     fn identity(&self, request: &Request<Body>) -> String {
         let method = request.method().as_str().replace("HEAD", "GET");
-        let (uri, headers) = (request.uri(), request.headers());
+        let uri = request.uri();
+        let headers = request.headers();
         // The host of an HTTP/2 request is in its target.
         let authority = uri.authority().filter(|_| request.version() == Version::HTTP_2);
         let mut identity = match authority {
@@ -371,9 +375,11 @@ async fn send(service: &Service, request: Request<Body>) -> Response<ResponseBod
 
 async fn read(response: Response<ResponseBody<Body>>) -> Answer {
     let (parts, mut body) = response.into_parts();
-    let (status, headers) = (parts.status, parts.headers);
+    let status = parts.status;
+    let headers = parts.headers;
     let told = parts.extensions.get::<Told>().map(|told| told.0.clone());
-    let (body_so_far, trailers) = (Vec::new(), None);
+    let body_so_far = Vec::new();
+    let trailers = None;
     let mut answer = Answer { status, told, headers, body: body_so_far, trailers, is_whole: true };
     while let Some(frame) = body.frame().await {
         match frame.map(Frame::into_data) {

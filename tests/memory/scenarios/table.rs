@@ -210,7 +210,8 @@ fn of_http2(is_rfc9111: bool) -> Vec<Pair> {
         ("accept-language", [("vary", "accept-language")]),
         ("x-user-id", [("vary", "x-user-id")]),
     ] {
-        let (alice, bob) = ((name, "alice=1"), (name, "bob=1"));
+        let alice = (name, "alice=1");
+        let bob = (name, "bob=1");
         let reads = if name == "cookie" { "host cookie" } else { name };
         for users in [
             [http2("http://a.example/", &[alice]), http2("http://a.example/", &[bob])],
@@ -233,7 +234,8 @@ fn of_http2(is_rfc9111: bool) -> Vec<Pair> {
 
 /// Returns pairs that differ in a header: its value, whether it is there, and its lines.
 fn of_header(name: &'static str, is_rfc9111: bool, says: Lines<'_>) -> Vec<Pair> {
-    let (alice, bob) = ([(name, "alice=1")], [(name, "bob=1")]);
+    let alice = [(name, "alice=1")];
+    let bob = [(name, "bob=1")];
     let users: [[Lines<'_>; 2]; 4] = [
         [&alice, &bob],
         [&alice, &[]],
@@ -291,7 +293,8 @@ fn of_keys() -> Vec<Pair> {
 fn says_only(says: Lines<'_>) -> Pair {
     let says = says.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
     let users = [user("GET", "/", &[]), user("GET", "/", &[])];
-    let (is_rfc9111, status) = (false, 200);
+    let is_rfc9111 = false;
+    let status = 200;
     Pair { is_rfc9111, users, reads: "", status, says, keyed: "", ignored_cookies: "" }
 }
 

@@ -8,11 +8,13 @@ use crate::prelude::*;
 #[tokio::test]
 async fn pushes_go_only_through_the_node_that_serves_the_name() {
     let cluster = Cluster::start(3, 0).await;
-    let (here, there) = (patient(&cluster), patient(&cluster));
+    let here = patient(&cluster);
+    let there = patient(&cluster);
     let mut listeners = Vec::new();
     for at in 0..36 {
         let name = format!("k{at}");
-        let (claim, next) = (mutex_claim(&name), mutex_claim(&name));
+        let claim = mutex_claim(&name);
+        let next = mutex_claim(&name);
         let changes = testkit::changes_for(&there, &next).await.unwrap();
         listeners.push((claim, next, changes));
     }
@@ -101,7 +103,8 @@ async fn a_single_server_is_no_cluster() {
 async fn waiters_poll_without_sharded_channels() {
     let old = ["--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", ""];
     let cluster = Cluster::start_with(1, 0, &old).await;
-    let (here, there) = (backend(&cluster), locks(&cluster));
+    let here = backend(&cluster);
+    let there = locks(&cluster);
     here.ping().await.unwrap();
     assert!(!here.listen(&name("k"), None).subscribe());
     let guard = Locks::new(here, "bellwether").mutex("k").lease(LEASE).lock().await.unwrap();

@@ -6,7 +6,8 @@ use crate::prelude::*;
 #[tokio::test]
 async fn a_replica_takes_over_held_leases_and_their_waiters() {
     let mut cluster = Cluster::start(3, 3).await;
-    let (here, there) = (locks(&cluster), locks(&cluster));
+    let here = locks(&cluster);
+    let there = locks(&cluster);
     let keys = cluster.key_of_each(3, |at| format!("k{at}")).await;
     let refresh = Duration::from_millis(200);
     let mut guards = Vec::new();

@@ -20,7 +20,8 @@ async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
 async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards() {
     let cluster = Cluster::start(2, 0).await;
     let backend = backend(&cluster);
-    let (held, entry) = (mutex_claim("k"), name("k"));
+    let held = mutex_claim("k");
+    let entry = name("k");
     let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
     backend.edit(&entry, &Edit::Put(value.clone(), LEASE), LEASE).await.unwrap();
     granted(&backend, &held).await;
@@ -56,7 +57,8 @@ async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards
 #[tokio::test]
 async fn a_listener_is_woken_when_its_slot_has_moved() {
     let cluster = Cluster::start(2, 0).await;
-    let (here, there) = (patient(&cluster), patient(&cluster));
+    let here = patient(&cluster);
+    let there = patient(&cluster);
     let mut changes = there.changes(&name("k")).await.unwrap();
     let mut other = there.changes(&name("other")).await.unwrap();
     for _ in 0..4 {
@@ -99,7 +101,8 @@ async fn contenders_never_hold_together_while_their_slot_moves() {
     let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let contenders: Vec<_> = (0..4)
         .map(|_| {
-            let (locks, inside) = (Locks::new(backend(&cluster), "bellwether"), inside.clone());
+            let locks = Locks::new(backend(&cluster), "bellwether");
+            let inside = inside.clone();
             tokio::spawn(async move {
                 let mut last = 0;
                 for _ in 0..40 {

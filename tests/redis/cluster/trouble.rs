@@ -29,7 +29,7 @@ async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
     }
     cluster.nodes[1].resume();
     let again =
-        async || locks.mutex(keys[1].as_str()).try_lock().await.is_ok_and(|it| it.is_some());
+        async || locks.mutex(keys[1].as_str()).try_lock().await.is_ok_and(|guard| guard.is_some());
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
 }
 
@@ -58,7 +58,8 @@ async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     let callers: Vec<_> = hanging
         .into_iter()
         .map(|key| {
-            let (cache, stop) = (cache.clone(), stop.clone());
+            let cache = cache.clone();
+            let stop = stop.clone();
             tokio::spawn(async move {
                 let mut slowest = Duration::ZERO;
                 while !stop.is_cancelled() {

@@ -76,7 +76,8 @@ pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
 /// at once.
 pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
-    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
+    let a = Asked::new(&server.url(), "k", LEASE);
+    let b = Asked::new(&server.url(), "k", LEASE);
     for polls in 1..40 {
         let went = dropped_after(polls, (pair.one.attempt)(a.clone())).await;
         let through = match went {
@@ -160,8 +161,5 @@ pub async fn an_unlock_that_is_dropped_leaves_nothing(pair: Pair) {
 
 /// Leaves a guard. It releases its lease, but a permit with an id would stay until it ends.
 async fn left(guard: Guard) {
-    match guard.is_watched() {
-        true => drop(guard),
-        false => guard.give_back().await.unwrap(),
-    }
+    if guard.is_watched() { drop(guard) } else { guard.give_back().await.unwrap() }
 }

@@ -67,7 +67,8 @@ async fn primitives_survive_a_slot_that_moves() {
         let from = cluster.owner(&key).await;
         let to = (from + 1) % 3;
         let mut source = cluster.nodes[from].raw().await;
-        let (asks, moves) = (source.errors("ASK").await, source.errors("MOVED").await);
+        let asks = source.errors("ASK").await;
+        let moves = source.errors("MOVED").await;
         cluster.begin_to_move(&key, from, to).await;
         assert!(cluster.move_keys(&key, from, to).await >= 1);
         // The old node redirects what it has no longer, and later all.

@@ -22,7 +22,8 @@ fn through(url: &str, lease: Duration) -> Asked {
 /// Checks that only fences are left, each with an end, and no subscription.
 pub async fn nothing_is_left(server: &RedisServer) {
     let mut raw = server.raw().await;
-    let (mut keys, mut channels) = (Vec::new(), Vec::new());
+    let mut keys = Vec::new();
+    let mut channels = Vec::new();
     let clean = comes_true(LIMIT, async || {
         (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
         keys.iter().all(|key| key.ends_with(":f")) && channels.is_empty()
@@ -106,7 +107,8 @@ impl Scene {
 
 pub async fn primitives_survive_a_server_that_hangs_beyond_the_lease(pair: Pair) {
     let server = RedisServer::start().await;
-    let (a, b) = (through(&server.url(), LEASE), through(&server.url(), LEASE));
+    let a = through(&server.url(), LEASE);
+    let b = through(&server.url(), LEASE);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     scene.outlast(&server).await;
     scene.lost_before_the_rival_has_it(3 * LEASE).await;
@@ -115,7 +117,8 @@ pub async fn primitives_survive_a_server_that_hangs_beyond_the_lease(pair: Pair)
 
 pub async fn primitives_survive_a_server_that_is_killed_and_starts_empty(pair: Pair) {
     let mut server = RedisServer::start().await;
-    let (a, b) = (through(&server.url(), LEASE), through(&server.url(), LEASE));
+    let a = through(&server.url(), LEASE);
+    let b = through(&server.url(), LEASE);
     let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
     server.restart().await;
     // The server does not keep its data, so there may be two holders. The loss is reported at the
@@ -140,7 +143,8 @@ pub async fn primitives_survive_a_server_that_is_killed_and_starts_empty(pair: P
 pub async fn primitives_survive_a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
     let mut server = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "no"]).await;
     let lease = 4 * LEASE;
-    let (a, b) = (through(&server.url(), lease), through(&server.url(), lease));
+    let a = through(&server.url(), lease);
+    let b = through(&server.url(), lease);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     server.kill();
     server.start_again().await;
@@ -159,7 +163,8 @@ pub async fn primitives_survive_lost_pushes(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     proxy.pushes(Some(PushFault::Drop));
-    let (a, b) = (through(&server.url(), LEASE), through(&proxy.url(), LEASE));
+    let a = through(&server.url(), LEASE);
+    let b = through(&proxy.url(), LEASE);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     // The waiter asks again at the expected end of the lease.
     scene.handed_over(LEASE + 500 * MS).await;
@@ -171,7 +176,8 @@ async fn without(pair: Pair, right: &str) {
     let mut raw = server.raw().await;
     raw.set_user("app", &["~*", "&*", "+@all", right]).await;
     let url = server.url_of("app:secret", 0);
-    let (a, b) = (through(&url, LEASE), through(&url, LEASE));
+    let a = through(&url, LEASE);
+    let b = through(&url, LEASE);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     scene.handed_over(LEASE + 500 * MS).await;
     nothing_is_left(&server).await;
@@ -189,7 +195,8 @@ pub async fn a_user_that_may_not_subscribe_is_served(pair: Pair) {
 pub async fn primitives_survive_a_full_server(pair: Pair) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let (a, b) = (through(&server.url(), LEASE), through(&server.url(), LEASE));
+    let a = through(&server.url(), LEASE);
+    let b = through(&server.url(), LEASE);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     raw.config_set("maxmemory", "1").await;
     for _ in 0..4 {
@@ -279,7 +286,8 @@ pub async fn a_release_with_a_lost_answer_still_happens(pair: Pair) {
 pub async fn primitives_survive_connections_that_are_cut_at_each_command(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
-    let (a, b) = (through(&proxy.url(), LEASE), through(&proxy.url(), LEASE));
+    let a = through(&proxy.url(), LEASE);
+    let b = through(&proxy.url(), LEASE);
     for fault in [Fault::Cut, Fault::CutInHalf, Fault::CutBefore] {
         proxy.when_times(6, |request| acquires(request) || releases(request), fault);
         let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;

@@ -106,7 +106,8 @@ async fn random_operations_leave_nothing_but_fences() {
         let fleet = fleet.clone();
         tasks.spawn(async move {
             let mut random = fastrand::Rng::with_seed(seed.wrapping_add(task as u64));
-            let (mut done, mut late) = (0_u32, 0_u32);
+            let mut done = 0_u32;
+            let mut late = 0_u32;
             for _ in 0..OPERATIONS / TASKS {
                 let locks = &fleet[random.usize(..fleet.len())];
                 match operate(locks, &mut random).await {
@@ -122,7 +123,8 @@ async fn random_operations_leave_nothing_but_fences() {
         });
     }
     let (done, late): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
-    let (done, late): (u32, u32) = (done.iter().sum(), late.iter().sum());
+    let done: u32 = done.iter().sum();
+    let late: u32 = late.iter().sum();
     println!(
         "{done} of {OPERATIONS} operations succeeded in {:?}; {late} were not answered in time",
         begun.elapsed()

@@ -31,7 +31,8 @@ const LEASE: Duration = Duration::from_secs(30);
 #[tokio::test]
 async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
     let mut set = Sentinels::start(2).await;
-    let (here, there) = (locks(&set), locks(&set));
+    let here = locks(&set);
+    let there = locks(&set);
     let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
     let fence = guard.fence();
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
@@ -79,7 +80,8 @@ async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
 async fn a_master_that_hangs_is_replaced_and_not_used_again() {
     let set = Sentinels::start(1).await;
     let build = || Cache::<String>::builder(backend(&set), "bellwether").build().unwrap();
-    let (here, there) = (build(), build());
+    let here = build();
+    let there = build();
     let load = |cache: &Cache<String>, key: &'static str| {
         let cache = cache.clone();
         async move {
@@ -214,7 +216,8 @@ async fn holders_learn_at_once_that_a_new_master_lacks_their_leases() {
     set.sentinels[0].raw().await.run::<()>(&["SENTINEL", "FAILOVER", Sentinels::MASTER]).await;
     let new = set.master_after(set.servers[0].port()).await;
     let met = (0..PROCESSES).map(|number| {
-        let (new, name) = (&new, format!("name=holder-{number} "));
+        let new = &new;
+        let name = format!("name=holder-{number} ");
         async move {
             let has_met = async || {
                 let clients = new.raw().await.try_run::<String>(&["CLIENT", "LIST"]).await;
@@ -252,7 +255,8 @@ const WATCHED: Duration = Duration::from_secs(12);
 async fn a_planned_failover_costs_waiters_one_handover() {
     let set = Sentinels::start(1).await;
     let held = Arc::new(Mutex::new(Vec::new()));
-    let (mut processes, mut callers) = (Vec::new(), JoinSet::new());
+    let mut processes = Vec::new();
+    let mut callers = JoinSet::new();
     for at in 0..3 * CALLERS {
         if at % CALLERS == 0 {
             processes.push(locks(&set));

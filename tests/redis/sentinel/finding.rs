@@ -22,7 +22,8 @@ async fn works(backend: &RedisBackend) -> bool {
 async fn one_sentinel_with_an_answer_is_enough_and_is_asked_alone_afterwards() {
     let server = RedisServer::start().await;
     let gone = RedisServer::start().await.url();
-    let (silent, ignorant) = (Fake::start(Says::Silence).await, Fake::start(Says::Nothing).await);
+    let silent = Fake::start(Says::Silence).await;
+    let ignorant = Fake::start(Says::Nothing).await;
     let knows = Fake::start(Says::Master(server.port())).await;
     let urls = [gone, silent.url(), ignorant.url(), knows.url()];
     let backend = patient().sentinels(&urls, "flock").build().unwrap();
@@ -105,7 +106,8 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
 /// break.
 #[tokio::test]
 async fn a_backend_leaves_a_living_master_that_was_given_up() {
-    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let old = RedisServer::start().await;
+    let new = RedisServer::start().await;
     let fake = Fake::start(Says::Master(old.port())).await;
     let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
     let held = mutex_claim("k");
@@ -137,7 +139,8 @@ async fn a_backend_leaves_a_living_master_that_was_given_up() {
 /// its time-out. Sentinels named another master meanwhile, and the attempt went on.
 #[tokio::test]
 async fn an_attempt_ends_when_the_sentinels_name_another_master() {
-    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let old = RedisServer::start().await;
+    let new = RedisServer::start().await;
     let fake = Fake::start(Says::Master(old.port())).await;
     let builder = RedisBackend::builder().sentinels(&[fake.url()], "flock");
     let builder = builder.command_timeout(TIMEOUT).connect_timeout(10 * LIMIT);
@@ -161,10 +164,12 @@ async fn an_attempt_ends_when_the_sentinels_name_another_master() {
 /// The watch runs on the runtime of the backend that came first, and serves those of others.
 #[tokio::test]
 async fn a_watch_goes_on_when_its_runtime_has_ended() {
-    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let old = RedisServer::start().await;
+    let new = RedisServer::start().await;
     let fake = Fake::start(Says::Master(old.port())).await;
     let [first, second] = [0, 1].map(|_| patient().sentinels(&[fake.url()], "flock").build());
-    let (first, second) = (first.unwrap(), second.unwrap());
+    let first = first.unwrap();
+    let second = second.unwrap();
     let (began, beginning) = oneshot::channel();
     let (end, ending) = oneshot::channel::<()>();
     let other = std::thread::spawn(move || {
@@ -190,7 +195,8 @@ async fn a_watch_goes_on_when_its_runtime_has_ended() {
 /// and ended before the watch had its answer.
 #[tokio::test]
 async fn a_watch_that_starts_again_answers_before_a_command_is_sent() {
-    let (mut old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let mut old = RedisServer::start().await;
+    let new = RedisServer::start().await;
     let fake = Fake::start(Says::Master(old.port())).await;
     let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
     let first = backend.clone();
@@ -208,7 +214,8 @@ async fn a_watch_that_starts_again_answers_before_a_command_is_sent() {
 /// the one that is asked alone, so a second later the backend went back.
 #[tokio::test]
 async fn a_late_answer_ends_no_trust_in_the_sentinel_that_announced_a_switch() {
-    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let old = RedisServer::start().await;
+    let new = RedisServer::start().await;
     let late = Fake::start(Says::Master(old.port())).await;
     let knows = Fake::start(Says::Nothing).await;
     let urls = [late.url(), knows.url()];
