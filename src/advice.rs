@@ -19,12 +19,13 @@ use crate::{backend::Claim, key::Namespace, sync::lock};
 /// The target of all advice.
 pub(crate) const TARGET: &str = "bellwether::advice";
 
-/// The warning comes when so many fixed leases of one `Locks` have ended under their holders.
+/// The warning comes when this many fixed leases of one `Locks` have ended under their holders.
 const USUAL: u32 = 3;
-/// How many namespaces and schemas a process remembers. After that it gives no advice about them.
+/// How many namespaces and schemas a process remembers. About further namespaces it gives no
+/// advice.
 const MOST_NAMESPACES: usize = 1000;
 
-/// A fixed lease ended before its guard. `ended` counts those of one `Locks`.
+/// A fixed lease ended before its guard. `ended` counts such leases of one `Locks`.
 pub(crate) fn fixed_lease_ended(ended: &AtomicU32, claim: &Claim) {
     if ended.fetch_add(1, Ordering::Relaxed) + 1 == USUAL {
         warn!(
@@ -35,12 +36,12 @@ pub(crate) fn fixed_lease_ended(ended: &AtomicU32, claim: &Claim) {
     }
 }
 
-/// A load took the time `load`, and its value is `served` for so long, fresh or stale.
-pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served: Duration) {
+/// A load took the time `load`, and its value is served for the time `served`, fresh or stale.
+pub(crate) fn loaded(logged: &Once, namespace: &Namespace, load: Duration, served: Duration) {
     if load <= served {
         return;
     }
-    told.call_once_force(|_| {
+    logged.call_once_force(|_| {
         warn!(
             target: TARGET, namespace = namespace.as_str(), ?load, ?served,
             "a value takes longer to load than it is served, so nearly each caller waits for a \
@@ -49,7 +50,7 @@ pub(crate) fn loaded(told: &Once, namespace: &Namespace, load: Duration, served:
     });
 }
 
-/// An early refresh would begin before the half of the time to live.
+/// An early refresh would begin in the first half of the time to live.
 pub(crate) fn too_early(namespace: &Namespace, ttl: Duration) {
     warn!(
         target: TARGET, namespace = namespace.as_str(), ?ttl,
@@ -76,7 +77,7 @@ pub(crate) fn no_room(limit: usize, least: usize) {
     );
 }
 
-/// A caller would wait for a load no longer, and no value stands in for the load.
+/// `serve_stale_after` is set, but the cache keeps no value that could be served after that time.
 pub(crate) fn nothing_stands_in(namespace: &Namespace) {
     warn!(
         target: TARGET, namespace = namespace.as_str(),
@@ -85,7 +86,7 @@ pub(crate) fn nothing_stands_in(namespace: &Namespace) {
     );
 }
 
-/// A layer was given the name of a header that cannot be one.
+/// A setting of a layer has a text that cannot be the name of a header.
 #[cfg(feature = "http")]
 pub(crate) fn no_header(setting: &'static str, name: &str) {
     warn!(
@@ -97,14 +98,17 @@ pub(crate) fn no_header(setting: &'static str, name: &str) {
 /// The first type of the values of each namespace and schema, or an empty text once warned.
 type Types = HashMap<(String, u16), &'static str>;
 
-/// A cache of a type is built. Its namespace matters over a backend that other processes share.
+/// A cache with values of type `V` is built. Over a backend that other processes share, all caches
+/// of a namespace must have one type.
 pub(crate) fn built<V>(is_shared: bool, namespace: &Namespace, schema: u16) {
     static TYPES: LazyLock<Mutex<Types>> = LazyLock::new(Mutex::default);
-    let (mut types, second) = (lock(&TYPES), std::any::type_name::<V>());
+    let mut types = lock(&TYPES);
     if !is_shared || types.len() == MOST_NAMESPACES {
         return;
     }
-    let first = types.entry((namespace.as_str().to_owned(), schema)).or_insert(second);
+    let second = std::any::type_name::<V>();
+    let shared = (namespace.as_str().to_owned(), schema);
+    let first = types.entry(shared).or_insert(second);
     if *first != second && !first.is_empty() {
         let first = std::mem::take(first);
         warn!(

@@ -1,4 +1,4 @@
-//! Errors: what failed, and what is known of it.
+//! Errors: what failed, and whether the operation may have happened.
 
 use std::{any::Any, error::Error as StdError, fmt, sync::Arc, time::Duration};
 
@@ -13,8 +13,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// Cloning is cheap: all waiters for a failed load get the same error.
 ///
 /// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the
-/// sentence and all its sources in one line, for logs. So does `{:?}`, which prints the error that
-/// `main` returns.
+/// sentence and all sources in one line, for logs. `{:?}` shows the same line, because Rust prints
+/// an error of `main` by `{:?}`.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -38,24 +38,24 @@ impl Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The loader returned an error, in this process or in the one that led.
+    /// The loader returned an error, in this process or in the process that led the load.
     Load,
-    /// The loader panicked, in this process or in the one that led.
+    /// The loader panicked, in this process or in the process that led the load.
     Panicked,
     /// The loader took longer than the load limit.
     LoadTimeout,
-    /// No load was tried, because the key backs off after one that failed. The source is what is
-    /// known of that. [`retry_after`](Error::retry_after) returns for how long.
+    /// No load was tried, because the key backs off after a failed load. The source is the text of
+    /// that failure. [`retry_after`](Error::retry_after) returns how long the key backs off.
     BackingOff,
     /// The load was cancelled: no caller waited for it any more, or its runtime was shut down.
     Cancelled,
-    /// A cap was reached: too many loads at once, or too many waiters.
+    /// A limit was reached: too many loads at once, or too many waiters.
     Overloaded,
     /// The lock was not acquired before the wait limit or the retry strategy ended.
     NotAcquired,
     /// The latch does not exist: it was never set, its time is over, or it was cleared.
     NotSet,
-    /// What was waited for had not come, such as the zero of a latch, when the wait limit ended.
+    /// The wait limit ended before the awaited event, such as the zero of a latch.
     NotDone,
     /// The lease was lost before this call. Another holder may have the lock.
     Lost,
@@ -69,12 +69,46 @@ pub enum ErrorKind {
     InvalidConfig,
     /// The `Locks` or the `Redlock` was shut down, or the shutdown of a `Cache` ended the load.
     ///
-    /// A call that comes after the shutdown of a `Cache` loads for itself, and gets
+    /// A call after the shutdown of a `Cache` loads for itself, and gets
     /// [`Degraded`](crate::cache::Source::Degraded).
     ShutDown,
 }
 
 impl Error {
+    /// Returns the kind of the failure, to match on.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Returns the loader's own error, if it is an `E`.
+    ///
+    /// If another process led the load, the error has only a kind and a text, unless the cache has
+    /// an [error codec](crate::cache::Builder::error_codec) for `E`. An `E` inside of an
+    /// `anyhow::Error` is not found, because its box hides the type.
+    pub fn load_ref<E: StdError + 'static>(&self) -> Option<&E> {
+        match self.0.kind {
+            ErrorKind::Load => self.0.source.as_ref()?.downcast_ref(),
+            _ => None,
+        }
+    }
+
+    /// Returns how long the key backs off, counted from the moment at which this caller got the
+    /// error. Meanwhile no process loads the key.
+    ///
+    /// Returns `None` if the next call may load at once.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
+    }
+
+    /// Returns whether this process repeats the failed write as soon as the backend answers.
+    ///
+    /// Until then, this process serves nothing older for the key or the tag. Other processes may
+    /// serve older values, and the write is lost if this process ends first. [Deferred
+    /// writes](crate::cache::windows#deferred-writes) has all rules.
+    pub fn is_deferred(&self) -> bool {
+        self.0.is_deferred
+    }
+
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Arc::new(Inner::new(kind, message.into(), None)))
     }
@@ -93,7 +127,7 @@ impl Error {
         Self::new(ErrorKind::Lost, why)
     }
 
-    /// Creates the error of a call that met a shutdown.
+    /// Creates the error of a call that a shutdown ended.
     pub(crate) fn shut_down() -> Self {
         Self::new(ErrorKind::ShutDown, "the cache or the locks are shut down")
     }
@@ -103,25 +137,17 @@ impl Error {
         Self::with_source(ErrorKind::Load, "the load failed", error)
     }
 
-    /// Returns the same error for a later caller, whose key backs off for this time.
+    /// Returns the same error for a later caller, while the key backs off for this time.
     pub(crate) fn again_after(&self, wait: Duration) -> Self {
         let mut error = self.clone().with_retry_after(wait);
         Arc::make_mut(&mut error.0).message.push_str("; its key backs off");
         error
     }
 
-    /// Adds for how long the key backs off. Callers that share the error already do not see it.
+    /// Adds how long the key backs off. Clones that exist already do not change.
     pub(crate) fn with_retry_after(mut self, wait: Duration) -> Self {
         Arc::make_mut(&mut self.0).retry_after = Some(wait);
         self
-    }
-
-    /// Returns for how long the key backs off, counted from when this caller got the error.
-    /// Meanwhile no process loads it.
-    ///
-    /// Returns `None` if a next call may load at once.
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.0.retry_after
     }
 
     /// Marks the error of a write that is repeated when the backend answers.
@@ -130,32 +156,6 @@ impl Error {
         inner.is_deferred = true;
         inner.message.push_str("; the write is repeated when the backend answers");
         self
-    }
-
-    /// Returns whether this process repeats the write that failed, as soon as the backend answers.
-    ///
-    /// Until then, this process serves nothing older for the key or the tag. Other processes do,
-    /// and the write is lost if this process ends first. [Deferred
-    /// writes](crate::cache::windows#deferred-writes) has all rules.
-    pub fn is_deferred(&self) -> bool {
-        self.0.is_deferred
-    }
-
-    /// Returns the kind of the failure, to match on.
-    pub fn kind(&self) -> ErrorKind {
-        self.0.kind
-    }
-
-    /// Returns the loader's own error, if it is an `E`.
-    ///
-    /// An error of a load that another process led is a kind and a text only, unless the cache has
-    /// an [error codec](crate::cache::Builder::error_codec) for `E`. An error that came as
-    /// an `anyhow::Error` is not found either, because its box hides the type within.
-    pub fn load_ref<E: StdError + 'static>(&self) -> Option<&E> {
-        match self.0.kind {
-            ErrorKind::Load => self.0.source.as_ref()?.downcast_ref(),
-            _ => None,
-        }
     }
 }
 
@@ -182,15 +182,15 @@ impl StdError for Error {
 
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
-        // The same words as those of the source, which are shown once.
+        // The message has the words of its source, and `Chain` shows them once.
         Self::with_source(ErrorKind::Backend, error.kind.to_string(), error)
     }
 }
 
 /// The reason why an operation of a backend failed.
 ///
-/// `{}` shows what is known of the operation, and [`source`](StdError::source) has the cause.
-/// `{:#}` and `{:?}` show both in one line, for logs.
+/// `{}` shows whether the operation may have happened, and [`source`](StdError::source) has the
+/// cause. `{:#}` and `{:?}` show both in one line, for logs.
 #[derive(Clone)]
 pub struct BackendError {
     kind: BackendErrorKind,
@@ -198,22 +198,23 @@ pub struct BackendError {
     outlook: Outlook,
 }
 
-/// What a later try of an operation that failed meets.
+/// Whether a later try of a failed operation may succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outlook {
-    /// Perhaps an answer.
+    /// A later try may succeed.
     Open,
-    /// An answer, once the server is well again: it is in a failover, or loads its data.
+    /// A later try succeeds once the server works again, after a failover or after loading its
+    /// data.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Passing,
-    /// The same refusal, until there is room.
+    /// Each later try is refused until the server has room.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     Lasting,
-    /// The same refusal, until an operator acts.
+    /// Each later try is refused until an operator acts.
     Forbidden,
 }
 
-/// The category of a [`BackendError`]: what is known of the operation that failed.
+/// The category of a [`BackendError`]: whether the failed operation may have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
@@ -221,18 +222,19 @@ pub enum BackendErrorKind {
     /// happen.
     #[error("Redis is not available")]
     Unavailable,
-    /// No answer came in time, or the connection broke after sending: it may have happened, or
-    /// happen later.
+    /// No answer came in time, or the connection broke after sending. The operation may have
+    /// happened, or may happen later.
     #[error("the backend gave no usable answer, so the operation may have happened")]
     Unknown,
     /// The server answered with an error, so nothing changed.
     #[error("the backend refused the operation")]
     Refused,
-    /// The data under the name is of another type, or cannot be read: this crate did not write it.
+    /// Another program has written the data under the name, because the data has another type or
+    /// cannot be read.
     #[error("the name holds data that this crate did not write; delete it or use another name")]
     Foreign,
-    /// It happened, but fewer replicas confirmed it in time than were asked for, or the server
-    /// refused to count them. The source says which. A grant was given back, as far as the server
+    /// The operation happened, but fewer replicas than the setting confirmed it in time, or the
+    /// server refused to count them. The source says which. A grant was released, if the server
     /// still answered.
     #[error("the operation happened, but too few replicas confirmed it")]
     Unreplicated,
@@ -249,7 +251,7 @@ impl BackendError {
         Self { kind, source: Arc::from(source.into()), outlook }
     }
 
-    /// Creates the error of an operation that a backend refuses.
+    /// Creates the error of an operation that the backend refused.
     pub(crate) fn refused(why: impl Into<BoxError>) -> Self {
         Self::new(BackendErrorKind::Refused, why)
     }
@@ -266,26 +268,26 @@ impl BackendError {
         Self { outlook: Outlook::Forbidden, ..self }
     }
 
-    /// Marks the error of an operation that the server refuses until it is well again.
+    /// Marks the error of an operation that the server refuses until it works again.
     #[cfg(feature = "redis")]
     pub(crate) fn passing(self) -> Self {
         Self { outlook: Outlook::Passing, ..self }
     }
 
-    /// Returns whether another try at once is in vain.
+    /// Returns whether another try at once would fail again.
     ///
     /// Most refusals are not of this kind. During a failover or while a slot moves, a server
-    /// refuses what it or another one soon accepts.
+    /// refuses an operation that this or another server accepts soon after.
     pub(crate) fn is_lasting(&self) -> bool {
         matches!(self.outlook, Outlook::Lasting | Outlook::Forbidden)
     }
 
-    /// Returns whether each later try is in vain, until an operator acts.
+    /// Returns whether each later try fails until an operator acts.
     pub(crate) fn is_forbidden(&self) -> bool {
         self.outlook == Outlook::Forbidden
     }
 
-    /// Returns whether the backend is away: it did not answer, or its server is not well.
+    /// Returns whether the backend is away: it did not answer, or its server refuses for a while.
     pub(crate) fn is_away(&self) -> bool {
         let is_unanswered =
             matches!(self.kind, BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
@@ -303,7 +305,7 @@ impl BackendError {
         matches!(self.kind, BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
     }
 
-    /// Returns what is known of the operation.
+    /// Returns the category of the failure, to match on.
     pub fn kind(&self) -> BackendErrorKind {
         self.kind
     }

@@ -1,12 +1,12 @@
-//! The form in which names, labels and texts of other programs are shown to an operator.
+//! How names, labels and texts of other programs are shown to an operator.
 
 use std::fmt::{self, Write};
 
 /// Shows a text in one line, without what a terminal would act on.
 ///
-/// A lock or a key may have any name, also `x\u{1b}[2J`, which clears a screen. This form has each
-/// control character, each line break and each character that changes the direction of the text
-/// as `\u{…}`, and each backslash twice. [`unescape`] returns the text.
+/// A lock or a key may have any name, even `x\u{1b}[2J`, which clears a screen. The shown form has
+/// `\u{…}` for control characters, line breaks and characters that change the direction of the
+/// text. It has two backslashes for each backslash. [`unescape`] returns the text.
 ///
 /// `Display` of [`ListedLock`](crate::lock::ListedLock) and
 /// [`Holding`](crate::backend::Holding) uses it.
@@ -37,7 +37,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Returns the text that [`Escaped`] shows so, or `None` if it shows no text so.
+/// Returns the text of a form that [`Escaped`] shows. Returns `None` if no text has this form.
 pub fn unescape(shown: &str) -> Option<String> {
     let mut text = String::with_capacity(shown.len());
     let mut rest = shown;

@@ -1,5 +1,5 @@
-//! Keys and names: a [`Key`] is what a user calls an entry or a lock. A [`Name`] is derived from
-//! it, and starts the Redis keys of everything that belongs to that entry or lock.
+//! Keys and names. A user identifies an entry or a lock by a [`Key`]. The crate derives a [`Name`]
+//! from the key, and all Redis keys of the entry or the lock start with the name.
 
 use std::{
     borrow::{Borrow, Cow},
@@ -13,9 +13,9 @@ use crate::error::{Error, ErrorKind};
 pub use crate::escape::acts_on_a_terminal;
 pub use crate::escape::{Escaped, unescape};
 
-/// Identifies one entry or lock. It is cheap to clone.
+/// Identifies one entry or lock. A key is cheap to clone.
 ///
-/// A key is any text that is not empty. Its longest length is a setting of the cache or of the
+/// A key is any text that is not empty. The greatest length is a setting of the cache or of the
 /// locks, and defaults to 512 bytes. No character has a special meaning. Braces are escaped before
 /// they reach Redis, so a key cannot choose its slot in a cluster.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -60,7 +60,7 @@ impl From<&Key> for Key {
     }
 }
 
-/// Both are equal, ordered and hashed alike.
+/// A key and its text are equal, ordered and hashed alike.
 impl Borrow<str> for Key {
     fn borrow(&self) -> &str {
         &self.text
@@ -73,10 +73,10 @@ impl AsRef<str> for Key {
     }
 }
 
-/// A type that becomes a [`Key`] only where one is needed. A copy of the [local
+/// A type that becomes a [`Key`] only where a key is needed. A copy of the [local
 /// tier](crate::cache::Builder::local) is found by the text alone, without an allocation.
 ///
-/// A type of your own that becomes a key needs one line more:
+/// A type of your own needs one more line than its conversion:
 ///
 /// ```
 /// use bellwether::{Key, key::IntoKey};
@@ -93,7 +93,7 @@ impl AsRef<str> for Key {
 /// ```
 #[diagnostic::on_unimplemented(note = "a key of several parts is a text of them")]
 pub trait IntoKey: Into<Key> {
-    /// Returns the text of the key that this becomes, if it is there already.
+    /// Returns the text of the key, if no allocation is needed for it.
     #[doc(hidden)]
     fn key_text(&self) -> Option<&str> {
         None
@@ -139,7 +139,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Separates the names of services that share one Redis. It is the first part of every name.
+/// Separates the names of services that share one Redis. Every name begins with its namespace.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace(Arc<str>);
@@ -161,8 +161,7 @@ impl Namespace {
     /// [`ErrorKind::InvalidConfig`] if the word is empty, is longer than 64 bytes, or has a
     /// character other than ASCII letters, digits, `.`, `_` and `-`.
     pub fn new(word: &str) -> Result<Self, Error> {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        if (1..=64).contains(&word.len()) && word.bytes().all(fits) {
+        if (1..=64).contains(&word.len()) && word.bytes().all(fits_in_namespace) {
             return Ok(Self(word.into()));
         }
         let right = "use 1 to 64 ASCII letters, digits, '.', '_' or '-'";
@@ -170,7 +169,11 @@ impl Namespace {
     }
 }
 
-/// The kinds of things that have a name. A cache entry and a lock with one key have different
+fn fits_in_namespace(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+/// The kinds of things that have a name. A cache entry and a lock with the same key have different
 /// names.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,7 +183,7 @@ pub enum Family {
     Cache,
     /// A lock.
     Lock,
-    /// A share of a lock that is held at a majority of servers.
+    /// The part of a `Redlock`'s lock at one server.
     Redlock,
     /// The tags of a namespace.
     Tags,
@@ -188,9 +191,9 @@ pub enum Family {
 
 /// Identifies an entry or a lock to a backend: a [`Key`] within a [`Namespace`] and a [`Family`].
 ///
-/// Every Redis key of one name starts with [`Name::prefix`], `namespace:family:{key}:`. So all of
-/// them are in one cluster slot, which the text in the braces decides. In this text, `%`, `{` and
-/// `}` become `%25`, `%7B` and `%7D`. Two keys never have the same name.
+/// Every Redis key of a name starts with [`Name::prefix`], `namespace:family:{key}:`. The text in
+/// the braces decides the cluster slot, so all Redis keys of a name are in one slot. In this text,
+/// `%`, `{` and `}` become `%25`, `%7B` and `%7D`. Two keys never have the same name.
 #[doc(hidden)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
@@ -218,7 +221,7 @@ impl Name {
         Ok(Self { prefix: prefix(&namespace.0, family, &key.text).into(), schema: 0, family })
     }
 
-    /// Returns the name with this prefix, if it is one of this namespace and family.
+    /// Returns the name with this prefix, if the prefix belongs to this namespace and family.
     pub(crate) fn from_prefix(namespace: &Namespace, family: Family, prefix: &str) -> Option<Self> {
         let key = key_of(prefix.split_once('{')?.1)?;
         let name = Self::new(namespace, family, &Key::from(&*key), usize::MAX).ok()?;
@@ -239,14 +242,15 @@ impl Name {
     /// Returns the prefix of the name of another key, in the same namespace and family.
     pub(crate) fn prefix_of_sibling(&self, key: &str) -> String {
         // A namespace has no colon.
-        prefix(self.prefix.split(':').next().unwrap_or_default(), self.family, key)
+        let namespace = self.prefix.split(':').next().unwrap_or_default();
+        prefix(namespace, self.family, key)
     }
 
-    /// Returns the namespace and the family, as the prefix begins.
+    /// Returns the first part of the prefix: the namespace and the family.
     #[cfg(feature = "redis")]
     pub(crate) fn scope(&self) -> &str {
         // A namespace has no brace.
-        self.prefix.split('{').next().unwrap_or_default()
+        self.prefix.split_once('{').map_or("", |(scope, _)| scope)
     }
 
     /// Returns the same name with the entries of another [schema](crate::cache::Builder::schema).
@@ -298,7 +302,7 @@ fn unfit(family: Family, key: &Key, limit: usize) -> Error {
     Error::new(ErrorKind::InvalidKey, format!("the {what} {wrong}"))
 }
 
-/// Returns the start of the Redis keys of a key. `%` is escaped too, so the mapping is one to one.
+/// Returns the start of the Redis keys of a key.
 fn prefix(namespace: &str, family: Family, key: &str) -> String {
     let family = match family {
         Family::Cache => ":c:",
@@ -306,20 +310,36 @@ fn prefix(namespace: &str, family: Family, key: &str) -> String {
         Family::Redlock => ":r:",
         Family::Tags => ":t:",
     };
-    let escaped: Cow<'_, str> = match key.contains(['%', '{', '}']) {
-        true => key.replace('%', "%25").replace('{', "%7B").replace('}', "%7D").into(),
-        false => key.into(),
-    };
-    [namespace, family, "{", &escaped, "}:"].concat()
+    [namespace, family, "{", &escaped(key), "}:"].concat()
 }
 
-/// Returns the key of a name whose prefix ends with this, behind its first brace.
+/// Escapes braces, and `%` as well, so that no two keys have the same form.
+fn escaped(key: &str) -> Cow<'_, str> {
+    if !key.contains(['%', '{', '}']) {
+        return key.into();
+    }
+    let mut escaped = String::with_capacity(key.len() + 8);
+    for letter in key.chars() {
+        match letter {
+            '%' => escaped.push_str("%25"),
+            '{' => escaped.push_str("%7B"),
+            '}' => escaped.push_str("%7D"),
+            other => escaped.push(other),
+        }
+    }
+    escaped.into()
+}
+
+/// Returns the key of a name. `rest` is the part of the prefix behind the first brace.
 pub(crate) fn key_of(rest: &str) -> Option<Cow<'_, str>> {
     let escaped = rest.strip_suffix("}:")?;
-    Some(match escaped.contains('%') {
-        true => escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%").into(),
-        false => escaped.into(),
-    })
+    if !escaped.contains('%') {
+        return Some(escaped.into());
+    }
+    let with_open = escaped.replace("%7B", "{");
+    let with_braces = with_open.replace("%7D", "}");
+    // Last, because an escaped `%` may stand before `7B` or `7D`.
+    Some(with_braces.replace("%25", "%").into())
 }
 
 impl fmt::Debug for Name {

@@ -1,17 +1,18 @@
 //! The metrics of caches and locks. Without the feature `metrics`, nothing is published.
 //!
-//! A task reads [`Stats`](crate::cache::Stats) each second, and publishes each of its fields. So a
-//! hit costs nothing more. Times are recorded where they end, at loads and locks, and the ages of a
-//! sample of the local tier's copies.
+//! A task reads [`Stats`](crate::cache::Stats) each second, and publishes each field, so metrics
+//! cost a hit nothing. Loads and locks record their times when they end. Of the copies that the
+//! local tier serves, a sample records the age.
 //!
-//! Several caches of a process may have one name, at once or one after another. One [group](facade)
-//! adds up what they read, so that no counter goes back and no gauge stays after its cache.
+//! Several caches of a process may have the same name, at once or one after another. A
+//! [group](facade) adds up their counters, so that no counter goes back and no gauge stays after
+//! its cache.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Under which label a cache or its locks publish, once they do.
+/// The label under which a cache or its locks publish, once `publish_metrics` was called.
 #[derive(Default)]
 pub(crate) struct Meter {
     #[cfg(feature = "metrics")]
@@ -37,14 +38,14 @@ impl Meter {
         }
     }
 
-    /// Publishes how long a caller took from the push that ended its wait, if one did.
+    /// Publishes the time since the push that ended a caller's wait, if a push ended it.
     pub(crate) fn woken(&self, pushed: Option<Instant>, result: &'static str) {
         if let Some(pushed) = pushed {
             self.ended("bellwether_wake_up_seconds", pushed, result);
         }
     }
 
-    /// Publishes the period of a job and its last tick, in microseconds, if one is remembered.
+    /// Publishes the period of a job, and its last tick in microseconds if a tick is remembered.
     pub(crate) fn job(&self, job: &str, period: Duration, last_tick: Option<u64>) {
         #[cfg(feature = "metrics")]
         if let Some(published) = self.published.get()
@@ -59,7 +60,7 @@ impl Meter {
         }
     }
 
-    /// Publishes that a candidate is there, until the result is dropped.
+    /// Publishes a candidate for the leader, until the result is dropped.
     pub(crate) fn candidate(&self, leader: &str) -> Candidacy {
         Candidacy {
             #[cfg(feature = "metrics")]
@@ -89,7 +90,7 @@ impl Meter {
     }
 }
 
-/// A candidate that is there. Several candidates of a process may have one name.
+/// A candidate for the leader. Several candidates of a process may have the same name.
 pub(crate) struct Candidacy {
     #[cfg(feature = "metrics")]
     gauge: Option<metrics::Gauge>,
@@ -140,36 +141,38 @@ mod facade {
 
     /// How often counters and gauges are published.
     const INTERVAL: Duration = Duration::from_secs(1);
-    /// The age of one of so many copies is published.
+    /// One in this many served copies publishes its age.
     pub(super) const SAMPLED: u32 = 64;
     /// The fields of the statistics that go up and down.
     const GAUGES: [&str; 3] = ["flights", "deferred_writes", "held"];
-    /// The fields that are results of the requests to a cache.
+    /// The fields of the statistics that count callers by the result of their request.
     const RESULTS: [&str; 9] =
         ["hits", "local", "stale", "led", "followed", "received", "degraded", "failed", "passed"];
 
     /// A label of all metrics of a cache, or of its locks.
     pub(super) type Label = (&'static str, SharedString);
 
-    /// Under which label a source publishes, and its number among those that do.
+    /// The label under which a source publishes, and the number of the source.
     #[derive(Clone)]
     pub(super) struct Published {
         pub(super) label: Label,
         number: u64,
-        /// The names of jobs and leaders that are labels, with what they are.
+        /// The names of jobs and leaders that are labels, each with its kind.
         names: Arc<Mutex<HashSet<(&'static str, String)>>>,
     }
 
-    /// So many names of jobs, and of leaders, are labels. Each is a series of its own.
+    /// How many names of jobs, and how many names of leaders, are labels. Each label is a time
+    /// series of its own, so their number has a limit.
     const MOST_NAMES: usize = 100;
 
     impl Published {
-        /// Returns the label of these locks, if the name of a job or of a leader may be another.
+        /// Returns the label of these locks, if the name of a job or of a leader may be a label,
+        /// too.
         pub(super) fn label_for(&self, what: &'static str, name: &str) -> Option<Label> {
             let mut names = lock(&self.names);
             let named = (what, name.to_owned());
-            let count = names.iter().filter(|(other, _)| *other == what).count();
-            if count >= MOST_NAMES && !names.contains(&named) {
+            let of_kind = names.iter().filter(|(kind, _)| *kind == what);
+            if of_kind.count() >= MOST_NAMES && !names.contains(&named) {
                 return None;
             }
             names.insert(named);
@@ -183,7 +186,7 @@ mod facade {
     /// A counter, and its result if it has one.
     type Counted = (String, Option<String>);
 
-    /// What was read last of one cache, or of one engine of locks.
+    /// The last reading of one cache, or of one engine of locks.
     #[derive(Default)]
     struct LastReading {
         counters: BTreeMap<Counted, u64>,
@@ -196,14 +199,15 @@ mod facade {
         sources: HashMap<u64, LastReading>,
         /// The counters of the sources that have ended.
         ended: BTreeMap<Counted, u64>,
-        /// The gauges that were published, also by a source that has ended.
+        /// The gauges that were published, even by a source that has ended.
         gauges: BTreeSet<String>,
     }
 
     static GROUPS: LazyLock<Mutex<HashMap<Label, Group>>> = LazyLock::new(Mutex::default);
     static NEXT: AtomicU64 = AtomicU64::new(0);
 
-    /// Publishes what a source reads until it is gone. The first label that a meter is given stays.
+    /// Publishes the readings of a source until the source is dropped. A meter keeps its first
+    /// label.
     pub(crate) fn publish<P: Send + Sync + 'static>(
         meter: &Meter,
         label: &'static str,
@@ -230,7 +234,7 @@ mod facade {
         }
     }
 
-    /// The obligation to take a source out of its group when it is gone.
+    /// On drop: takes the source out of its group.
     struct Publication<P> {
         published: Published,
         source: Weak<P>,
@@ -260,7 +264,7 @@ mod facade {
             let Some(group) = groups.get_mut(label) else { return };
             let is_gone = self.source.strong_count() == 0;
             if let Some(last) = group.sources.get_mut(number) {
-                // Nobody reads it any more. What it has counted stays.
+                // The gauges are not read any more, but the counters stay.
                 last.gauges.clear();
             }
             if is_gone && let Some(last) = group.sources.remove(number) {
@@ -289,7 +293,8 @@ mod facade {
     }
 
     impl Group {
-        fn publish(&mut self, (key, name): &Label) {
+        fn publish(&mut self, label: &Label) {
+            let (key, name) = label;
             let mut counters = self.ended.clone();
             let mut gauges = BTreeMap::<&str, Vec<f64>>::new();
             for last in self.sources.values() {
@@ -298,7 +303,8 @@ mod facade {
                 }
                 for (metric, value) in &last.gauges {
                     self.gauges.insert(metric.clone());
-                    gauges.entry(metric).or_default().push(*value);
+                    let values = gauges.entry(metric).or_default();
+                    values.push(*value);
                 }
             }
             for ((metric, result), value) in counters {
@@ -317,18 +323,19 @@ mod facade {
     }
 
     impl Merge {
-        /// Returns the one value of several sources, or of none that lives.
+        /// Merges the values of all sources that live.
         fn of(self, values: &[f64]) -> f64 {
+            let values = values.iter().copied();
             match self {
-                Self::Sum => values.iter().sum(),
-                Self::Least => values.iter().copied().fold(1.0, f64::min),
-                Self::Greatest => values.iter().copied().fold(0.0, f64::max),
-                Self::Shortest => values.iter().copied().reduce(f64::min).unwrap_or(0.0),
+                Self::Sum => values.sum(),
+                Self::Least => values.fold(1.0, f64::min),
+                Self::Greatest => values.fold(0.0, f64::max),
+                Self::Shortest => values.reduce(f64::min).unwrap_or(0.0),
             }
         }
     }
 }
 
-/// All metrics, with what each of them says.
+/// All metrics, with their descriptions.
 #[cfg(feature = "metrics")]
 mod table;

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Declares counters, and a snapshot of them with the numbers that go up and down.
+/// Declares a struct of counters, and a struct for a snapshot, which also has the numbers that go
+/// up and down.
 macro_rules! counters {
     (
         $(#[$stats_doc:meta])*
@@ -53,27 +54,28 @@ macro_rules! counter {
 }
 
 counters! {
-    /// The counters of a cache since it was built, and its flights under way.
+    /// The counters of a cache since it was built, and the number of flights that are under way.
     /// [`Cache::stats`](crate::Cache::stats) returns them.
     Counters => Stats {
         /// Callers that were served a stored entry.
         hits,
         /// Callers that were served a copy of the [local tier](crate::cache::Builder::local).
         local: StripedCounter,
-        /// Copies that the local tier dropped because it was told of a newer entry.
+        /// Copies that the local tier dropped because a change arrived with a newer entry.
         local_dropped,
-        /// Copies that were dropped because the weight of the local tier and of the outage memory
+        /// Copies that were evicted because the weight of the local tier and of the outage memory
         /// is used up.
         local_evicted,
-        /// Seconds in which the local tier had not known for
-        /// [`max_staleness`](crate::cache::LocalTier::max_staleness) that it was told all changes.
+        /// Seconds in which the local tier served no copy, because for
+        /// [`max_staleness`](crate::cache::LocalTier::max_staleness) it could not be sure to have
+        /// received all changes.
         local_untrusted_seconds: TimeCounter,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,
         /// Of `stale`, callers that reached `serve_stale_after`.
         slow,
-        /// Callers that were served a load of their own, under the lease. Over HTTP also with a
-        /// response that was for them alone.
+        /// Callers that were served a load of their own, under the lease. Over HTTP also callers
+        /// that got a response for themselves alone.
         led,
         /// Callers that were served the load of another caller in this process.
         followed,
@@ -83,7 +85,8 @@ counters! {
         degraded,
         /// Callers of a load that got an error in place of a value.
         failed,
-        /// Callers of an HTTP layer that wanted a variant that was not stored, beside others.
+        /// Callers of an HTTP layer that wanted a variant which was not stored, while other
+        /// variants were.
         missed_variant,
         /// Callers of an HTTP layer whose stored response was not fresh and could not be served.
         missed_stale,
@@ -101,19 +104,20 @@ counters! {
         passed_key,
         /// Of `passed`, requests while the layer was switched off.
         passed_switched,
-        /// Of `passed`, requests whose key counts as uncacheable, or has answers for their callers
-        /// alone.
+        /// Of `passed`, requests whose key counts as uncacheable, or whose service answered each
+        /// caller alone.
         passed_uncacheable,
-        /// Of `passed`, requests that needed a load beyond the cap on loads.
+        /// Of `passed`, requests that needed a load beyond the limit of loads.
         passed_overloaded,
         /// Loaders that were started, with or without a lease.
         loads,
         /// Of `loads`, loaders that refreshed an entry in the background.
         refreshes,
-        /// Values that loaders of many returned for ids that were not asked for, or twice.
+        /// Values that a loader for many keys returned for an id that it was not called for, or
+        /// twice for one id.
         unasked,
-        /// Loads that failed, panicked, or took too long. Over HTTP also those that were answered
-        /// with a `5xx`.
+        /// Loads that failed, panicked, or took too long. Over HTTP also loads that the service
+        /// answered with a `5xx`.
         failures,
         /// Flights and refreshes that began no load, because their key backed off.
         backed_off,
@@ -130,20 +134,20 @@ counters! {
         unstorable,
         /// Entries that could not be decoded, and so count as missing.
         undecodable,
-        /// Looks, claims, commits, writes and invalidations that the backend refused or did not
-        /// answer. Renewals and releases of leases are not counted.
+        /// Reads, claims, commits, writes and invalidations that the backend refused or did not
+        /// answer. Renewals and releases of leases do not count.
         backend_errors,
     }
     /// Flights that are under way now.
     now flights
-    /// Writes that failed while the backend was away, and [wait to be
-    /// repeated](crate::Error::is_deferred) now.
+    /// Writes that failed while the backend was away, and now [wait for their
+    /// repeat](crate::Error::is_deferred).
     now deferred_writes
 }
 
 counters! {
-    /// The counters of the locks of one engine since it was made, and the leases held now.
-    /// [`Locks::stats`](crate::Locks::stats) returns them.
+    /// The counters of a `Locks` and its clones since it was created, and the number of leases that
+    /// are held now. [`Locks::stats`](crate::Locks::stats) returns them.
     LockCounters => LockStats {
         /// Leases that were acquired, also by a pass from another caller of this process.
         acquired,
@@ -165,7 +169,7 @@ counters! {
     now held
 }
 
-/// The waits that are going on, each with its begin.
+/// The waits that are going on, each with the time at which it began.
 #[derive(Default)]
 pub(crate) struct Waits {
     begun: Mutex<BTreeSet<(Instant, u64)>>,
@@ -212,7 +216,7 @@ impl Counter {
     }
 }
 
-/// A time, of which the whole seconds are counted.
+/// A counter of time, read in whole seconds.
 #[derive(Default)]
 pub(crate) struct TimeCounter(AtomicU64);
 
@@ -227,7 +231,7 @@ impl TimeCounter {
     }
 }
 
-/// An event that is worth a line of the log now and then: by default, once a minute.
+/// Limits the lines in the log about an event: by default, to one line a minute.
 pub(crate) struct Rarely {
     last: Mutex<Option<Instant>>,
     every: Duration,
@@ -240,12 +244,12 @@ impl Default for Rarely {
 }
 
 impl Rarely {
-    /// An event that is worth a line in so many seconds.
+    /// Allows one line in this many seconds.
     pub(crate) const fn once_in(seconds: u64) -> Self {
         Self { last: Mutex::new(None), every: Duration::from_secs(seconds) }
     }
 
-    /// Returns whether this is the first time in the interval.
+    /// Returns whether the event is the first in its interval, and so gets a line.
     pub(crate) fn first(&self) -> bool {
         let mut last = lock(&self.last);
         let is_first = last.is_none_or(|last| last.elapsed() >= self.every);
@@ -256,14 +260,14 @@ impl Rarely {
     }
 }
 
-/// The parts of a striped counter.
+/// The number of parts of a striped counter.
 const COUNTED_APART: usize = 16;
 
-/// A counter that threads count apart, so that none waits for the memory of another.
+/// A counter with parts, so that threads seldom write to the same cache line.
 #[derive(Default)]
 pub(crate) struct StripedCounter([CacheLine; COUNTED_APART]);
 
-/// Two lines, since a processor fetches them in pairs.
+/// Two cache lines, because a processor fetches lines in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct CacheLine(Counter);
@@ -274,11 +278,12 @@ impl StripedCounter {
         thread_local! {
             static PART: usize = NEXT.fetch_add(1, Ordering::Relaxed) % COUNTED_APART;
         }
-        // A thread that ends has no part any more.
+        // A thread that is ending has no thread-local part any more, and uses the first part.
         self.0[PART.try_with(|part| *part).unwrap_or_default()].0.add();
     }
 
     pub(crate) fn get(&self) -> u64 {
-        self.0.iter().map(|part| part.0.get()).sum()
+        let parts = self.0.iter();
+        parts.map(|part| part.0.get()).sum()
     }
 }

@@ -1,4 +1,4 @@
-//! State for each shard of a backend: a server is one, and so is each node of a cluster.
+//! State for each shard of a backend. A shard is a server, or a node of a cluster.
 
 use std::{
     collections::HashMap,
@@ -16,25 +16,31 @@ pub(crate) struct Shards<T> {
 }
 
 impl<T: Default> Shards<T> {
-    /// Returns the state of a shard, which stays: there are as few shards as there are servers.
+    /// Returns the state of a shard. The state is never removed, because there are as few shards as
+    /// servers.
     pub(crate) fn of(&self, number: usize) -> Arc<T> {
         if number == 0 {
             return self.first.clone();
         }
         let known = read(&self.others).get(&number).cloned();
-        known.unwrap_or_else(|| write(&self.others).entry(number).or_default().clone())
+        if let Some(state) = known {
+            return state;
+        }
+        let mut others = write(&self.others);
+        others.entry(number).or_default().clone()
     }
 
     /// Returns the state of each shard.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        let others = read(&self.others);
-        std::iter::once(&self.first).chain(others.values()).cloned().collect()
+        let mut all = vec![self.first.clone()];
+        all.extend(read(&self.others).values().cloned());
+        all
     }
 
-    /// Counts the shards that are so.
+    /// Counts the shards for which a condition holds.
     #[cfg(feature = "metrics")]
-    pub(crate) fn count(&self, is_so: impl Fn(&T) -> bool) -> usize {
-        let others = read(&self.others);
-        std::iter::once(&self.first).chain(others.values()).filter(|shard| is_so(shard)).count()
+    pub(crate) fn count(&self, holds: impl Fn(&T) -> bool) -> usize {
+        let all = self.all();
+        all.iter().filter(|shard| holds(shard)).count()
     }
 }

@@ -1,7 +1,7 @@
-//! The spans of what takes time: a load, a refresh, and the wait for a lock.
+//! The tracing spans of operations that take time: a load, a refresh, and the wait for a lock.
 //!
-//! Each begins where a caller begins to wait, so a hit has none. `result` has the words of the
-//! metrics.
+//! A span begins where a caller begins to wait, so a hit has no span. The field `result` has the
+//! same values as the label of the metrics.
 
 use tracing::{Span, debug_span, field};
 
@@ -17,11 +17,12 @@ pub(crate) fn refresh(key: &Key) -> Span {
     debug_span!("refresh", %key, result = field::Empty, "error.type" = field::Empty)
 }
 
-/// Begins the span of a refresh in the background. It is no part of its caller's span, which would
-/// end as late.
+/// Begins the span of a refresh in the background. The span is no child of its caller's span,
+/// because the caller's span would then end as late.
 pub(crate) fn refresh_behind(key: &Key) -> Span {
-    let (result, error) = (field::Empty, field::Empty);
-    let span = debug_span!(parent: None, "refresh", %key, result, "error.type" = error);
+    let span = debug_span!(
+        parent: None, "refresh", %key, result = field::Empty, "error.type" = field::Empty
+    );
     span.follows_from(Span::current());
     span
 }

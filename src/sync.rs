@@ -21,8 +21,8 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The primitives of the code that a model checker runs. `scripts/loom` puts those of `loom` in
-/// their place.
+/// The primitives of the code that a model checker runs. `scripts/loom` replaces them by primitives
+/// of `loom`.
 #[cfg(not(all(test, loom)))]
 pub(crate) mod checked {
     pub(crate) use std::sync::{Mutex, atomic::AtomicUsize};
@@ -45,7 +45,8 @@ mod tests {
 
     #[test]
     fn a_panic_under_a_lock_does_not_end_its_use() {
-        let (mutex, rw_lock) = (Mutex::new(1), RwLock::new(2));
+        let mutex = Mutex::new(1);
+        let rw_lock = RwLock::new(2);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _guards = (mutex.lock(), rw_lock.write());
             std::panic::resume_unwind(Box::new(()));

@@ -12,14 +12,14 @@ pub(crate) fn after(start: Instant, wait: Duration) -> Instant {
     start.checked_add(wait.min(FAR)).unwrap_or(start)
 }
 
-/// How often a waiter asks that no push reaches.
+/// How often a waiter asks if no push can reach it.
 pub(crate) const UNHEARD_LOOK: Duration = Duration::from_millis(100);
 
-/// The pauses between tries that fail: 20 ms, doubled up to a second, each less a random part of
-/// up to a half.
+/// The pauses between failed tries: 20 ms, doubled up to a second. Each pause is shortened by a
+/// random part of up to a half.
 ///
-/// A longer limit lets a process be late after an outage. A shorter one lets a thousand processes
-/// keep a server busy that is coming up.
+/// With a longer limit, a process would notice the end of an outage later. With a shorter limit, a
+/// thousand processes would keep a starting server busy.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Pauses {
     failures: u32,
@@ -31,13 +31,14 @@ impl Pauses {
 
     /// Returns the next pause.
     pub(crate) fn next(&mut self) -> Duration {
-        let pause = Self::FIRST.saturating_mul(1 << self.failures.min(6)).min(Self::LONGEST);
+        let doublings = self.failures.min(6);
         self.failures = self.failures.saturating_add(1);
-        random::upper_half(pause)
+        let pause = Self::FIRST.saturating_mul(1 << doublings);
+        random::upper_half(pause.min(Self::LONGEST))
     }
 }
 
-/// Returns a time in microseconds, as ticks and the clock of a backend count it.
+/// Returns a time in microseconds, the unit of ticks and of the backend's clock.
 pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -49,19 +50,27 @@ pub(crate) fn instant(micros: u64) -> SystemTime {
 
 /// Returns a time as text, such as `2026-11-28T06:00:00Z`, for logs and errors.
 pub(crate) fn utc(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (days, second) = (since / 86_400, since % 86_400);
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let seconds = since_epoch.as_secs();
     // The years count from a first of March, so that a leap day is the last day of its year: H.
     // Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = 400 * era + year + next;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let days = seconds / 86_400 + 719_468;
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let march_year = 400 * era + year_of_era;
+    let (year, month) = if month_from_march < 10 {
+        (march_year, month_from_march + 3)
+    } else {
+        (march_year + 1, month_from_march - 9)
+    };
+    let hour = seconds / 3600 % 24;
+    let minute = seconds / 60 % 60;
+    let second = seconds % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
@@ -86,7 +95,8 @@ mod tests {
     fn pauses_grow_up_to_a_second() {
         let mut pauses = Pauses::default();
         for longest in [20, 40, 80, 160, 320, 640, 1000, 1000, 1000] {
-            let (longest, pause) = (Duration::from_millis(longest), pauses.next());
+            let longest = Duration::from_millis(longest);
+            let pause = pauses.next();
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?} of {longest:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! The busiest keys of a cache, for `bellwether top`.
 //!
-//! No key is counted until a question comes, nor once the last one is old. So a request reads one
-//! flag more, and nothing else.
+//! Keys are counted only while questions of a `top` arrive. At all other times, a request pays for
+//! reading one flag.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 const SAMPLED: u32 = 16;
-/// So many keys are counted between two questions. One of more than a 256th of the requests is
+/// How many keys are counted between two questions. A key with more than a 256th of the requests is
 /// almost always among them.
 const MOST_KEYS: usize = 1024;
 const ANSWERED: usize = 20;
@@ -33,7 +33,7 @@ const ANSWERED: usize = 20;
 pub(super) struct Activity {
     is_asked: AtomicBool,
     sampled: Mutex<HashMap<Key, u32>>,
-    /// Held by the one task that answers, so that a cache is counted once.
+    /// Locked by the task that answers, so that only one of several tasks answers.
     answering: Arc<AsyncMutex<()>>,
 }
 
@@ -57,7 +57,8 @@ impl Activity {
         let mut keys: Vec<_> = lock(&self.sampled).drain().collect();
         keys.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
         keys.truncate(ANSWERED);
-        keys.into_iter().map(|(key, count)| (key.text.to_string(), count * SAMPLED)).collect()
+        let busiest = keys.into_iter();
+        busiest.map(|(key, count)| (key.text.to_string(), count * SAMPLED)).collect()
     }
 }
 
@@ -65,16 +66,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Answers the questions of `bellwether top`: how many requests and loads there were, and for
     /// which keys.
     ///
-    /// Spawn the future that this returns. It ends with the last clone. It subscribes to one
-    /// channel of the namespace. While a `top` runs somewhere, each process counts the keys of
-    /// every 16th request, and answers once a second by one `PUBLISH`. Otherwise no key is counted.
-    /// Of several futures of one cache, one answers. When it is dropped, another one goes on.
+    /// Spawn the future that this returns. The future subscribes to one channel of the namespace,
+    /// and ends with the last clone of the cache. While a `top` runs somewhere, each process counts
+    /// the keys of every 16th request, and answers once a second by one `PUBLISH`. At all other
+    /// times no key is counted. If a cache has several such futures, one of them answers. When that
+    /// future is dropped, another future answers.
     ///
     /// Each client that may subscribe in the namespace sees the keys.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, there are no more answers. Call this again to go on.
+    /// If the future is dropped, the cache answers no more. Call this again to go on.
     pub fn answer_top(&self) -> impl Future<Output = ()> + Send + 'static + use<V> {
         let core = Arc::downgrade(&self.core);
         let backend = self.core.backend.store.clone();
@@ -89,7 +91,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 let is_asked = questions.is_asked().await;
                 let Some(core) = core.upgrade() else { return };
                 core.activity.is_asked.store(is_asked, Ordering::Relaxed);
-                let (stats, keys) = (core.stats(), core.activity.take());
+                let stats = core.stats();
+                let keys = core.activity.take();
                 drop(core);
                 if is_asked {
                     let process = ProcessId::of_this().to_string();

@@ -1,13 +1,14 @@
-//! A circuit breaker over each [shard](Shard) of a backend: a part that fails alone, such as a
-//! server or a node of a cluster. So a broken server slows down no request after the first few (M.
-//! Nygard, "Release It!", 2007).
+//! A circuit breaker over each [shard](Shard) of a backend. A shard is a part that fails alone,
+//! such as a server or a node of a cluster. The breaker lets a broken server slow down only the
+//! first few requests (M. Nygard, "Release It!", 2007).
 //!
-//! Only silence opens the breaker, because it costs a time-out. While it is open, each flight loads
-//! for its process alone, and waits for no other process, because nothing can be pushed. After
-//! [`PAUSE`] one flight asks as a probe.
+//! Only silence opens the breaker, because each silence costs a time-out. While the breaker is
+//! open, each flight loads for its process alone, and waits for no other process, because nothing
+//! can be pushed. After [`PAUSE`] one flight asks the shard as a probe.
 //!
-//! A grant that too few replicas confirmed costs their time. So after the first one a flight claims
-//! now and then, as a probe, and the others load for their process alone. Reads go on.
+//! A grant that too few replicas confirm costs the time-out of the confirmation. So after the first
+//! such grant, one flight claims now and then as a probe, and the other flights load for their
+//! process alone. Reads go on.
 
 use std::{
     sync::{
@@ -32,13 +33,13 @@ use crate::{
 
 const FAILURES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(250);
-/// After this time a probe counts as lost, because its flight was cancelled.
+/// After this time without an answer, a probe counts as lost, because its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Breaker {
     trouble: Mutex<Option<Trouble>>,
-    /// Whether there is trouble. Otherwise no flight needs the lock, which all share.
+    /// There is trouble. A flag beside the lock, so that flights take no common lock without need.
     troubled: AtomicBool,
     opened: Notify,
 }
@@ -46,19 +47,21 @@ pub(super) struct Breaker {
 /// The state from a failure to the answer that ends it.
 struct Trouble {
     outage: Outage,
-    /// Silences since the last answer.
+    /// The number of silences since the last answer.
     silences: u32,
     /// While the breaker is open, the time of the next probe.
     open_until: Option<Instant>,
     /// While replicas confirm no grants, the time of the next probe.
     unconfirmed_until: Option<Instant>,
     since: Instant,
-    told: Rarely,
-    /// How many callers had been served without the backend before.
+    /// Limits the lines in the log.
+    logged: Rarely,
+    /// How many callers had been served without the backend before the trouble.
     degraded: u64,
 }
 
-/// Returns whether a request may be sent: always, or as a probe once the time is over.
+/// Returns whether a request may be sent, because there is no time of a next probe, or the time has
+/// come and the request is the probe.
 fn admits(until: &mut Option<Instant>) -> bool {
     let Some(until) = until else { return true };
     let now = Instant::now();
@@ -69,7 +72,7 @@ fn admits(until: &mut Option<Instant>) -> bool {
     is_over
 }
 
-/// An outage that is this old has been told of before.
+/// An outage that is this old has a line in the log already.
 const FIRST_LINE: Duration = Duration::from_secs(1);
 
 impl Breaker {
@@ -117,7 +120,7 @@ impl Breaker {
     /// Dropping the future changes nothing.
     pub(super) async fn opened(&self) {
         loop {
-            // Created before the check, it also completes if the breaker opens between the two.
+            // Created before the check, so that it completes if the breaker opens after the check.
             let opened = self.opened.notified();
             if self.is_open() {
                 return;
@@ -126,8 +129,8 @@ impl Breaker {
         }
     }
 
-    /// Notes that the backend has answered a read, or a write that changed nothing. Or that it
-    /// `has_written`.
+    /// Handles an answer of the backend. `has_written` is true after a write that was accepted, and
+    /// false after a read, or a write that changed nothing.
     pub(super) fn answered(&self, has_written: bool, counters: &Counters) {
         if !self.is_troubled() {
             return;
@@ -136,7 +139,7 @@ impl Breaker {
         if let Some(trouble) = state.as_mut() {
             trouble.silences = 0;
             trouble.open_until = None;
-            // An answer to a read says nothing of writes.
+            // While the backend refuses writes, an answer to a read does not end the outage.
             if trouble.outage.refuses && !has_written {
                 return;
             }
@@ -152,7 +155,7 @@ impl Breaker {
 
     pub(super) fn failed(&self, error: &BackendError, counters: &Counters) {
         let is_silent = match error.kind() {
-            // The server has answered, and other names are well.
+            // The server works, and only this name has foreign data.
             BackendErrorKind::Foreign => return,
             BackendErrorKind::Unavailable | BackendErrorKind::Unknown => true,
             BackendErrorKind::Refused | BackendErrorKind::Unreplicated => false,
@@ -166,7 +169,7 @@ impl Breaker {
             open_until: None,
             unconfirmed_until: None,
             since: now,
-            told: Rarely::default(),
+            logged: Rarely::default(),
             degraded,
         });
         self.troubled.store(true, Ordering::Release);
@@ -186,27 +189,28 @@ impl Breaker {
             trouble.unconfirmed_until = Some(now + PAUSE);
         }
         let away = now.duration_since(trouble.since);
-        let is_due = trouble.told.first();
+        let is_due = trouble.logged.first();
         let degraded = degraded.saturating_sub(trouble.degraded);
         drop(state);
         if is_due {
             let what = "degraded: one load for each process and key, and nothing is stored";
-            // The first line tells of the begin, and has no time.
+            // The first line is about the beginning of the outage, and has no duration.
             let away = (away >= FIRST_LINE).then(|| field::debug(away));
             warn!(away, degraded, error = %Chain(&error), "{what}");
         }
     }
 }
 
-/// How many flights, and how many lone looks, may ask a shard at once, while further flights queue.
-/// Otherwise ten thousand cold keys at once would look like a server that is down.
-const TURNS: usize = 128;
+/// How many flights, and how many lone looks, may send a command to a shard at once. Further
+/// flights queue. Without a limit, the time-outs of ten thousand cold keys would look like a server
+/// that is down.
+const AT_ONCE: usize = 128;
 
 pub(super) struct Shard {
     pub(super) breaker: Breaker,
-    /// The turns of flights.
-    pub(super) turns: Semaphore,
-    /// The turns of lone looks. No caller queues for them, because the caller of a lone look may
+    /// The permits of flights.
+    pub(super) permits: Semaphore,
+    /// The permits of lone looks. No caller queues for them, because the caller of a lone look may
     /// stop polling.
     pub(super) lone_looks: Semaphore,
 }
@@ -215,8 +219,8 @@ impl Default for Shard {
     fn default() -> Self {
         Self {
             breaker: Breaker::default(),
-            turns: Semaphore::new(TURNS),
-            lone_looks: Semaphore::new(TURNS),
+            permits: Semaphore::new(AT_ONCE),
+            lone_looks: Semaphore::new(AT_ONCE),
         }
     }
 }

@@ -7,15 +7,15 @@ use crate::error::BoxError;
 
 /// Turns values into the bytes that are stored, and back.
 ///
-/// A loaded value is decoded from its bytes at once, and all its callers get the decoded one. So
-/// the leader, its followers and each hit get equal values, also if the codec is not exact.
+/// A loaded value is decoded from its bytes at once, and all callers get the decoded value. So the
+/// leader, its followers and each hit get equal values, even if the codec is not exact.
 ///
-/// Two processes that share a namespace must agree on the codec. If they do not, the tag tells
-/// their entries apart, and each counts the entries of the other as missing.
+/// Two processes that share a namespace must agree on the codec. If they differ, each process
+/// recognizes the entries of the other by the tag, and counts them as missing.
 ///
 /// The [guide](crate::guide#compressed-values) has an example.
 pub trait Codec<V>: Send + Sync + 'static {
-    /// Returns the number of the codec, which is part of each entry. It must always be the same.
+    /// Returns the number of the codec, which is part of each entry. The number must never change.
     /// Numbers under 256 are reserved for this crate.
     fn tag(&self) -> u16;
 
@@ -23,8 +23,8 @@ pub trait Codec<V>: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the value has no encoding. The value is returned to the callers and not stored. The same
-    /// happens if it is [too large](super::Builder::max_value). The log has this error, and
+    /// If the value has no encoding. The value is then returned to the callers and not stored, as a
+    /// value that is [too large](super::Builder::max_value). The error goes to the log, and
     /// [`insert`](super::Cache::insert) returns it.
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
@@ -32,22 +32,23 @@ pub trait Codec<V>: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the bytes are not a value. The entry then counts as missing. A value whose own bytes
-    /// cannot be decoded counts as one without an encoding.
+    /// If the bytes are not a value. The entry then counts as missing. A loaded value whose own
+    /// bytes cannot be decoded counts as a value without an encoding.
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
 
-    /// Returns whether an encoded value that is no longer fresh is for its loader alone: no caller
-    /// is served it, not even in place of a failure. Defaults to false.
+    /// Returns whether an encoded value that is no longer fresh is for the next loader alone. No
+    /// caller is then served the stale value, not even in place of a failure. Defaults to false.
     #[doc(hidden)]
     fn is_for_loader_only(&self, _bytes: &[u8]) -> bool {
         false
     }
 }
 
-/// JSON, the default. It is readable in Redis, and tolerates fields that are added or removed.
+/// JSON, the default. JSON is readable in Redis, and tolerates fields that are added or removed.
 ///
-/// Finite floats are exact. A `NaN`, an infinity and `Some(None)` become `null`. In an `Option`,
-/// that reads back as `None`. In a plain `f64` it cannot be decoded, and the value is not stored.
+/// Finite floats are exact. A `NaN`, an infinity and `Some(None)` become `null`. A `null` in an
+/// `Option` is decoded as `None`. A `null` in a plain `f64` cannot be decoded, so such a value is
+/// not stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Json;
 
@@ -65,10 +66,10 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Json {
     }
 }
 
-/// Postcard. It is small and fast, but each change of the type needs a new
+/// Postcard. The encoding is small and fast, but each change of the type needs a new
 /// [schema](super::Builder::schema).
 ///
-/// It does not name its fields and variants. So it cannot read back a type with `#[serde(tag)]`,
+/// The encoding does not name fields and variants. So it cannot decode a type with `#[serde(tag)]`,
 /// `untagged`, `flatten` or `skip_serializing_if`.
 #[cfg(feature = "postcard")]
 #[derive(Clone, Copy, Debug, Default)]
@@ -86,10 +87,10 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Postcard {
 
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {
         let (value, rest) = postcard::take_from_bytes(&bytes)?;
-        match rest.is_empty() {
-            true => Ok(value),
-            false => Err(format!("{} bytes are left over after the value", rest.len()).into()),
+        if !rest.is_empty() {
+            return Err(format!("{} bytes are left over after the value", rest.len()).into());
         }
+        Ok(value)
     }
 }
 

@@ -17,12 +17,13 @@ use super::{
     breaker::Shard,
     failures::Failures,
     freshness::Rules,
+    invalidations::Invalidations,
     lead::Keeping,
     local::{LocalStore, Watches},
     member::Permit,
-    notes::{EntryNote, Invalidations, Refreshes},
     outage::{Deferral, DeferredWrites, WriteTarget},
     outcome::Outcome,
+    refreshes::{EntryNote, Refreshes},
     settings::{IsNegative, Options, Settings},
     tags::Tags,
     unencoded::FreshValues,
@@ -45,75 +46,79 @@ pub(crate) struct Core<V> {
     pub(super) format: EntryFormat<V>,
     pub(super) loads: Loads<V>,
     pub(super) local: LocalState<V>,
-    /// What happened to callers and loads. Every part counts here.
+    /// The counters of callers and loads, for every group.
     pub(crate) counters: Arc<Counters>,
-    /// The times that are published as metrics.
+    /// Publishes times as metrics.
     pub(super) meter: Meter,
-    /// The busiest keys, while a `top` asks for them.
+    /// Counts the busiest keys, while a `top` runs somewhere.
     pub(super) activity: Activity,
 }
 
-/// The backend, as a cache asks it: reads, claims, writes and acts go through this group.
+/// The backend of the cache. Reads, claims and writes go through this group.
 pub(super) struct CacheBackend {
     pub(super) store: Arc<dyn Store>,
     /// Keeps the leases of the loads.
     pub(super) engine: Arc<Engine>,
-    /// Which parts of the backend are silent, and how many questions they are asked at once.
+    /// The circuit breaker of each shard of the backend, and how many commands a shard gets at
+    /// once.
     shards: Shards<Shard>,
-    /// The writes that failed while the backend was away, and come before the next question.
+    /// The writes that failed while the backend was away. Each is repeated before the next read of
+    /// its name.
     pub(super) writes: Arc<DeferredWrites>,
-    /// All reads ask for the age: there is a tier, or an entry with windows was read.
+    /// All reads ask for the age of the entry, because there is a local tier, or because an entry
+    /// with windows was read.
     asks_age: AtomicBool,
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
-    /// How long a fence is kept. It outlives the lease by a grace: a load whose lease ended
-    /// unnoticed may still be committed in it, if no other load began.
+    /// How long the backend keeps a fence. The fence outlives the lease by a grace, so that a load
+    /// whose lease ended unnoticed can still be committed if no other load began.
     pub(super) fence_life: Duration,
 }
 
-/// What a value and an entry are made into each other with. Loads and inserts use it for values,
-/// and reads for entries.
+/// Turns values into entries, and entries into values.
 pub(super) struct EntryFormat<V> {
     pub(super) codec: Arc<dyn Codec<V>>,
     /// The tag of the entries of this schema and codec.
     pub(super) tag: u32,
-    /// Says which values have the negative time to live.
+    /// Returns whether a value has the negative time to live.
     pub(super) is_negative: Option<Box<IsNegative<V>>>,
-    /// Limit the warnings of entries that cannot be read, and of values that cannot be stored.
+    /// Limits the warnings about entries that cannot be decoded.
     pub(super) undecodable: Rarely,
+    /// Limits the warnings about values that cannot be stored.
     pub(super) unstorable: Rarely,
-    /// Gives the advice about values that end sooner than a load takes.
+    /// Limits the advice about values whose life is shorter than a load.
     pub(super) short_lived: Once,
 }
 
-/// The loads of this process: which callers wait for a load, how many may begin, and what ends or
-/// delays one. A request and its run use this group, and a shutdown ends it.
+/// The loads of this process: which callers wait for a load, how many loads may run, and what ends
+/// or delays a load. Requests and their runs use this group, and a shutdown ends all loads in it.
 pub(super) struct Loads<V> {
     pub(super) flights: Arc<Flights<Outcome<V>>>,
     /// Limits the loads that run at once.
     permits: Arc<Semaphore>,
-    /// The flights, refreshes and loads that are under way. Once it is closed, none begins.
+    /// Tracks the flights, refreshes and loads that are under way. After a shutdown has closed the
+    /// tracker, no load begins.
     pub(super) begun: TaskTracker,
-    /// Cancelled when the loads under way are to end.
+    /// A shutdown cancels this token when its deadline has passed, and with it all loads.
     pub(super) abort: CancellationToken,
-    /// Which entries are not to be refreshed now.
+    /// Decides when an entry is refreshed here.
     pub(super) refreshes: Refreshes,
-    /// Which loads have failed, and what follows a failure.
+    /// Remembers failed loads, and decides what follows a failure.
     pub(super) failures: Failures,
 }
 
-/// What this process knows of entries by itself. Each change of an entry, an act of this process or
-/// one that the backend tells of, must reach every part of this group.
+/// The copies and marks of entries in this process. Each change of an entry, whether this process
+/// makes it or receives it, must reach every part of this group.
 pub(super) struct LocalState<V> {
-    /// `None` if the cache keeps none: it has no local tier, and remembers nothing for an outage.
+    /// `None` if the cache keeps no copies: it has no local tier and no outage memory.
     pub(super) copies: Option<Arc<LocalStore<V>>>,
     /// The values of a cache for one process.
     pub(super) fresh_values: Option<FreshValues<V>>,
     /// The watches of the user, which keep other caches true.
     pub(super) watches: Watches,
-    /// Which tags have ended, as far as this process was told.
+    /// The invalidated tags, as far as this process knows.
     pub(super) tags: Arc<Tags>,
-    /// How many invalidations of this process there were.
+    /// The number of invalidations that this process has begun.
     pub(super) invalidations: Invalidations,
 }
 
@@ -132,31 +137,31 @@ impl CacheBackend {
         }
     }
 
-    /// Returns the part of the backend that keeps a name.
+    /// Returns the shard of the backend that keeps a name.
     pub(super) fn shard_of(&self, name: &Name) -> Arc<Shard> {
         self.shards.of(self.store.shard(name))
     }
 
-    /// Waits until the writes of a name are repeated that are deferred.
+    /// Waits until the deferred writes of a name are repeated.
     ///
     /// # Errors
     ///
-    /// The reason why that failed. The backend counts as away for the name.
+    /// The reason why the repeat failed. The backend then counts as away for the name.
     pub(super) async fn writes_repeated(&self, name: &Name) -> Result<(), BackendError> {
         if self.writes.is_empty() {
             return Ok(());
         }
-        // In a box, which is rarely needed.
+        // The box keeps the caller's future small, and is rarely needed.
         Box::pin(self.writes.repeated(&WriteTarget::Name(name.clone()))).await
     }
 
-    /// Returns whether a read asks for the age of its entry at once.
+    /// Returns whether a read asks for the age of its entry in the same command.
     pub(super) fn asks_age(&self, rules: &Rules) -> bool {
         rules.aged || self.asks_age.load(Ordering::Relaxed)
     }
 
-    /// Notes an entry that was read. The backend asks once more for the age of an entry that may be
-    /// stale, so from the first such entry on, reads ask for the age at once.
+    /// Makes later reads ask for the age at once, if an entry that was read may be stale. For such
+    /// an entry the backend otherwise needs a second command.
     pub(super) fn note_read(&self, entry: &Entry) {
         let may_be_stale = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
         if may_be_stale && !self.asks_age.load(Ordering::Relaxed) {
@@ -181,7 +186,7 @@ impl<V> EntryFormat<V> {
         }
     }
 
-    /// Returns whether a value says that there is none.
+    /// Returns whether a value means that there is nothing.
     fn is_negative(&self, value: &V) -> bool {
         self.is_negative.as_ref().is_some_and(|is_negative| is_negative(value))
     }
@@ -201,8 +206,8 @@ impl<V: Clone + Send + Sync + 'static> Loads<V> {
         }
     }
 
-    /// Waits for a permit to load in this process, for as long as this limit. The keys of one call
-    /// share a permit while one of them has it.
+    /// Waits for a permit to load in this process, for at most `limit`. The keys of one call share
+    /// a permit.
     pub(super) async fn permit(&self, options: &Options, limit: Duration) -> Option<Permit> {
         let permit = async {
             let Some(member) = &options.batch else { return self.new_permit(limit).await };
@@ -243,21 +248,21 @@ impl<V> LocalState<V> {
         }
     }
 
-    /// Lets go of the copy of a value, because there is a newer entry.
+    /// Drops the copy of a value, because there is a newer entry.
     pub(super) fn drop_copy(&self, key: &Key) {
         if let Some(copies) = &self.copies {
             copies.remove(key);
         }
     }
 
-    /// Lets go of all copies.
+    /// Drops all copies.
     pub(super) fn forget_copies(&self) {
         if let Some(copies) = &self.copies {
             copies.forget_all();
         }
     }
 
-    /// Lets go of what this process has of a key from before a commit under this fence.
+    /// Drops what this process has of a key from before a commit under this fence.
     pub(super) fn committed(&self, key: &Key, name: &Name, fence: u64) {
         if let Some(copies) = &self.copies {
             copies.drop_older(&key.text, &name.prefix, fence);
@@ -269,7 +274,8 @@ impl<V> LocalState<V> {
     }
 }
 
-/// Lets go of what this process has of a key, when a change of it ends, however it does.
+/// On drop: forgets this process's flight, failures and copy of the key, because a change of the
+/// key has ended, whatever its outcome.
 pub(super) struct Changed<'a, V> {
     core: &'a Core<V>,
     key: &'a Key,
@@ -291,7 +297,7 @@ impl<V> Core<V> {
         Ok(name)
     }
 
-    /// Returns what is published of the cache.
+    /// Returns the counters and gauges to publish.
     #[cfg(feature = "metrics")]
     pub(super) fn reading(&self) -> crate::meter::Reading {
         let open = self.backend.shards.count(|shard| shard.breaker.is_open());
@@ -322,7 +328,7 @@ impl<V> Core<V> {
         self.counters.snapshot(self.loads.flights.len(), self.backend.writes.len())
     }
 
-    /// Lets go of the copies of a value in this process.
+    /// Drops the copies of a value in this process.
     pub(super) fn forget_local(&self, key: &Key) {
         let LocalState { copies, fresh_values, watches, .. } = &self.local;
         if copies.is_none() && fresh_values.is_none() && watches.are_none() {
@@ -335,12 +341,13 @@ impl<V> Core<V> {
         if let Some(copies) = copies {
             copies.forget(key, &name);
         }
-        watches.each(|watch| watch.acted(key, &name));
+        watches.each(|watch| watch.changed_here(key, &name));
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Returns a value as a hit gets it, and its entry.
+    /// Encodes a value as an entry. Also returns the value decoded again, so that the leader gets
+    /// what a hit gets.
     pub(super) fn entry(
         &self,
         value: &V,
@@ -380,7 +387,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         answer
     }
 
-    /// Awaits an operation of the backend, no longer than one try may take.
+    /// Awaits an operation of the backend for at most the limit of one try.
     pub(super) async fn in_time<T>(
         &self,
         operation: impl Future<Output = Result<T, BackendError>>,
@@ -391,13 +398,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
 
     /// Begins a change of a key.
     pub(super) fn changing<'a>(&'a self, key: &'a Key) -> Changed<'a, V> {
-        // The outcome of the change may stay unknown.
+        // At once, because the outcome of the change may stay unknown.
         self.forget_local(key);
         Changed { core: self, key }
     }
 
-    /// Changes what is stored, behind what is deferred of the name. Returns the fence of the
-    /// change, or 0 if there was none.
+    /// Changes the stored entry, after the deferred writes of the name. Returns the fence of the
+    /// change, or 0 if nothing was changed.
     pub(super) async fn edit(&self, key: &Key, name: &Name, edit: &Edit) -> Result<u64, Error> {
         let _changed = self.changing(key);
         let CacheBackend { store, fence_life, .. } = &self.backend;
@@ -424,7 +431,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Deferral::Refused => error.into(),
             Deferral::Noted => Error::from(error).deferred(),
             Deferral::Full => {
-                // All that is here may be older.
+                // Everything in this process may be older than the write.
                 self.local.forget_copies();
                 self.loads.flights.detach_all();
                 self.local.watches.each(Tap::lost);
@@ -433,8 +440,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Returns the windows of a value with these options, that its loader wants to be kept so. A
-    /// `found` value that says that there is none may have its own.
+    /// Returns the windows of a value: from its loader, or from the options of the request, or, for
+    /// a `found` value that means "not found", from the negative time to live.
     pub(super) fn windows(
         &self,
         options: &Options,
@@ -457,7 +464,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         })
     }
 
-    /// Returns whether no tag of a value has ended since its number.
+    /// Returns whether no tag of a value was invalidated after the value's tag number.
     pub(super) async fn are_current(&self, tagged: &Tagged) -> bool {
         let tags = &self.local.tags;
         if !tags.is_on {
@@ -473,8 +480,9 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Returns the tags that a caller gives a value that is read from now on, and the last tag
-    /// number. Without an answer, any end of its tags ends the value.
+    /// Returns the tags that a caller gives a value which is read from the origin after this call,
+    /// and the present tag number. Without an answer the number is 0, so that any invalidation of
+    /// the tags ends the value.
     pub(super) async fn begin_tags(&self, options: &Options) -> Tagged {
         let mut tagged = options.tagged.clone();
         let tags = &self.local.tags;
@@ -486,18 +494,18 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 }
 
-/// Returns a time without this part of it.
+/// Returns a time that is shorter by this fraction.
 fn shortened(time: Duration, part: f64) -> Duration {
     match Duration::try_from_secs_f64(time.as_secs_f64() * (1.0 - part)) {
         Ok(shorter) => shorter.min(time),
-        // The longest time is rounded up beyond itself.
+        // `Duration::MAX` as a float is rounded up beyond the range.
         Err(_) => time,
     }
 }
 
-/// Returns how a change is repeated that failed while the backend was away, if it is. A value that
-/// could not be inserted ends an older one. What leaves the value is not repeated: by then there
-/// may be another one.
+/// Returns how a change that failed in an outage is repeated. A failed insert is repeated as an
+/// invalidation, which ends an older value. A change that keeps the value is not repeated, because
+/// another value may be stored by then.
 fn deferred_as(edit: &Edit) -> Option<TagEnd> {
     match edit {
         Edit::Put(..) | Edit::Invalidate => Some(TagEnd::Invalidated),

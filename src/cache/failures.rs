@@ -1,8 +1,8 @@
-//! The failed loads of a cache: what follows them, and what this process knows of them.
+//! The failed loads of a cache: what follows a failure, and which failures this process remembers.
 //!
 //! The backend keeps the failures of loads under a lease, for the whole fleet. Their errors become
 //! bytes, so that other processes get the same error. This process keeps the failures of loads
-//! without a lease. They count for the next failure of the key, with or without one.
+//! without a lease. Both kinds count for the back-off after the next failure of the key.
 
 use std::{
     error::Error as StdError,
@@ -27,9 +27,9 @@ use crate::{
 /// The rule after a failed load: when a caller may load its key again.
 ///
 /// While a key backs off, no process of the fleet loads it. Its callers are served the [stale
-/// value](super::Builder::stale_if_error) if there is one, and otherwise get the failure, both at
-/// once: with its type by an [error codec](super::Builder::error_codec), otherwise as
-/// [`BackingOff`](ErrorKind::BackingOff). When the time is over, one process loads.
+/// value](super::Builder::stale_if_error) at once if there is one. Otherwise they get the failure
+/// at once: with its type if the cache has an [error codec](super::Builder::error_codec), and else
+/// as [`BackingOff`](ErrorKind::BackingOff). When the time is over, one process loads.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,7 +37,7 @@ use crate::{
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new(), "shop")
 ///     .after_failure(|error| match error.load_ref::<std::io::Error>()?.kind() {
-///         // The mistake of one caller is not to block the others.
+///         // The mistake of one caller must not block other callers.
 ///         std::io::ErrorKind::InvalidInput => Some(AfterFailure::LoadAgain),
 ///         std::io::ErrorKind::QuotaExceeded => {
 ///             Some(AfterFailure::RetryAfter(Duration::from_secs(30)))
@@ -54,15 +54,16 @@ pub enum AfterFailure {
     LoadAgain,
     /// The key backs off. The wait doubles with each further failure in a row.
     ///
-    /// Each wait is random, between half and all of that, so that keys that failed together are not
-    /// loaded again together. It is 1 ms at least and a day at most. Zero is no wait.
+    /// Each wait is random, between half of that time and all of it, so that keys that failed
+    /// together are not loaded again together. A wait is 1 ms at least and a day at most. Zero is
+    /// no wait.
     BackOff {
         /// The wait after the first failure.
         first: Duration,
         /// The longest wait.
         longest: Duration,
     },
-    /// The key backs off for this time, such as a `Retry-After`. An hour at most.
+    /// The key backs off for this time, such as a `Retry-After`; an hour at most.
     RetryAfter(Duration),
 }
 
@@ -79,19 +80,22 @@ impl AfterFailure {
     pub const BACK_OFF: Self =
         Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
-    /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
-    /// to 1. `None` if the next caller loads.
+    /// Returns how long a key backs off after this many failures in a row. `random` is from 0 to 1.
+    /// Returns `None` if the next caller loads.
     pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
         let (wait, round_up) = match self {
             Self::LoadAgain => return None,
-            // Not before the time that was asked for.
+            // Rounded up, because the origin wants no request before this time.
             Self::RetryAfter(time) => (time.min(LONGEST_RETRY_AFTER), MILLISECOND - NANOSECOND),
             Self::BackOff { first, longest } => {
                 let doublings = failures.saturating_sub(1).min(DOUBLINGS);
-                // From 1 ms on, so that it grows.
+                // At least 1 ms, so that doubling makes the wait longer.
                 let first = if first.is_zero() { first } else { first.max(MILLISECOND) };
-                let all = first.saturating_mul(1 << doublings).min(longest.min(LONGEST_WAIT));
-                let some = (all / 2).saturating_add((all / 2).mul_f64(random.clamp(0.0, 1.0)));
+                let longest = longest.min(LONGEST_WAIT);
+                let all = first.saturating_mul(1 << doublings).min(longest);
+                let half = all / 2;
+                let random_part = half.mul_f64(random.clamp(0.0, 1.0));
+                let some = half.saturating_add(random_part);
                 (some.max(all.min(MILLISECOND)), Duration::ZERO)
             }
         };
@@ -99,16 +103,16 @@ impl AfterFailure {
     }
 }
 
-/// Returns a wait in whole milliseconds, as backends count them. Returns `None` for less than one.
+/// Returns a wait in whole milliseconds, the unit of backends. Returns `None` for less than 1 ms.
 pub(super) fn whole_millis(wait: Duration) -> Option<Duration> {
     let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     (millis > 0).then(|| Duration::from_millis(millis))
 }
 
 pub(super) struct Failures {
-    /// Decides what follows an error, or leaves it to the default.
+    /// Decides what follows an error, or returns `None` for the default.
     pub(super) policy: Option<Box<FailurePolicy>>,
-    /// Without one, other processes get the text of an error.
+    /// Without a codec, other processes get only the text of an error.
     pub(super) codec: Option<ErrorCodec>,
     here: Mutex<LruCache<Key, FailedHere>>,
     /// Limits the warnings of failed loads.
@@ -117,7 +121,7 @@ pub(super) struct Failures {
 
 pub(super) type FailurePolicy = dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync;
 
-/// The last of some loads in a row that failed in this process without a lease.
+/// The last failure of loads in a row that ran in this process without a lease.
 struct FailedHere {
     error: Error,
     back_off: BackOff,
@@ -163,7 +167,7 @@ impl Failures {
         }
     }
 
-    /// Notes a load that failed without a lease, or whose failure the backend may not know of.
+    /// Remembers a load that failed without a lease, or whose failure may not be in the backend.
     pub(super) fn fail_here(&self, key: &Key, error: &Error, back_off: BackOff) {
         let until = after(Instant::now(), back_off.wait);
         let mut here = lock(&self.here);
@@ -177,14 +181,19 @@ impl Failures {
         lock(&self.here).pop(key);
     }
 
-    /// Returns the failure of a load, as other processes are told of it.
-    pub(super) fn told(&self, fence: u64, error: &Error, back_off: Option<BackOff>) -> Failure {
+    /// Returns the failure of a load, as other processes receive it.
+    pub(super) fn to_publish(
+        &self,
+        fence: u64,
+        error: &Error,
+        back_off: Option<BackOff>,
+    ) -> Failure {
         let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
         let encoded = self.codec.as_ref().and_then(|codec| (codec.encode)(error));
         Failure::new(fence, error, wait, encoded.unwrap_or_default())
     }
 
-    /// Returns the error of a load that failed in another process.
+    /// Returns the error for a failure that another process has published.
     pub(super) fn of_another(&self, failure: Failure) -> Error {
         let wait = failure.wait;
         let error = match self.decoded(&failure) {
@@ -211,7 +220,7 @@ impl Failures {
     }
 }
 
-/// The codec of a cache for the errors of its loaders, without its type.
+/// The codec of a cache for the errors of its loaders, without the type of the errors.
 pub(super) struct ErrorCodec {
     /// Returns `None` if the error is of another type, or has no encoding.
     encode: Box<EncodeError>,
@@ -227,20 +236,32 @@ impl ErrorCodec {
         E: StdError + Send + Sync + 'static,
     {
         let codec = Arc::new(codec);
-        let encodes = codec.clone();
-        let encode = move |error: &Error| {
-            let encoded = encodes.encode(error.load_ref::<E>()?).ok()?;
-            let mut bytes = BytesMut::with_capacity(2 + encoded.len());
-            bytes.put_u16(encodes.tag());
-            bytes.put_slice(&encoded);
-            Some(bytes.freeze())
-        };
-        let decode = move |mut bytes: Bytes| {
-            if bytes.try_get_u16().ok()? != codec.tag() {
-                return None;
-            }
-            Some(codec.decode(bytes).ok()?.into())
-        };
-        Self { encode: Box::new(encode), decode: Box::new(decode) }
+        let for_encode = codec.clone();
+        Self {
+            encode: Box::new(move |error| encode_error(&*for_encode, error)),
+            decode: Box::new(move |bytes| decode_error(&*codec, bytes)),
+        }
     }
+}
+
+/// Returns the tag of the codec, and then the encoded error.
+fn encode_error<E: StdError + Send + Sync + 'static>(
+    codec: &impl Codec<E>,
+    error: &Error,
+) -> Option<Bytes> {
+    let encoded = codec.encode(error.load_ref::<E>()?).ok()?;
+    let mut bytes = BytesMut::with_capacity(2 + encoded.len());
+    bytes.put_u16(codec.tag());
+    bytes.put_slice(&encoded);
+    Some(bytes.freeze())
+}
+
+fn decode_error<E: StdError + Send + Sync + 'static>(
+    codec: &impl Codec<E>,
+    mut bytes: Bytes,
+) -> Option<BoxError> {
+    if bytes.try_get_u16().ok()? != codec.tag() {
+        return None;
+    }
+    Some(codec.decode(bytes).ok()?.into())
 }

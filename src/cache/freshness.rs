@@ -1,5 +1,5 @@
-//! Decides how an entry may be used. It is one pure function of its age, its windows, the settings,
-//! and the turn of the process.
+//! Decides how an entry may be used: a pure function of its age, its windows, the rules of the
+//! caller, and the delay of the process.
 
 use std::time::Duration;
 
@@ -8,56 +8,58 @@ use crate::{
     flight::Accepted,
 };
 
-/// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
+/// When an entry is refreshed before its fresh window ends, so that a hot entry never becomes
+/// stale.
 ///
-/// One process of the fleet refreshes in the background, and all callers are served the entry
-/// meanwhile. No refresh begins in the first half of the fresh window.
+/// One process of the fleet refreshes in the background. Meanwhile all callers are served the
+/// entry. No refresh begins in the first half of the fresh window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum EarlyRefresh {
     /// Never.
     #[default]
     Off,
-    /// This long before the fresh window ends. Give it the time of two loads: if one process dies
-    /// in mid-load, the next one can still be in time.
+    /// This long before the fresh window ends. Choose the time of two loads: if a process dies
+    /// during its load, another process can still be in time.
     Within(Duration),
     /// In this part of the fresh window, counted from its end. A part over 0.5 counts as 0.5.
     LastPart(f64),
 }
 
 impl EarlyRefresh {
-    /// Returns how long before the end of a fresh window it begins.
+    /// Returns how long before the end of a fresh window the refresh begins.
     fn before(self, fresh: Duration) -> Duration {
-        // Otherwise each read of a short life would refresh.
+        // Without this limit, each read of an entry with a short life would refresh it.
         let half = fresh / 2;
         match self {
             Self::Within(time) => time.min(half),
             Self::LastPart(part) if part > 0.0 => fresh.mul_f64(part.min(0.5)).min(half),
-            // A part that is no number, too.
+            // Also a part that is `NaN`.
             Self::Off | Self::LastPart(_) => Duration::ZERO,
         }
     }
 }
 
-/// The settings that a decision depends on.
+/// What a caller accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rules {
     pub(super) early: EarlyRefresh,
-    /// A fresh entry is replaced, too, whatever its age.
+    /// The load replaces any entry, even a fresh one.
     pub(super) replaces: bool,
-    /// The age of an entry is asked for, also if no window depends on it.
+    /// Reads ask for the age of the entry, even if no window depends on the age.
     pub(super) aged: bool,
-    /// The longest stale window and the longest error window that the caller accepts.
+    /// The longest stale window that the caller accepts.
     pub(super) stale: Duration,
+    /// The longest window for failures that the caller accepts.
     pub(super) error: Duration,
     /// The greatest age of a copy in this process that the caller accepts or makes.
     pub(super) copy: Duration,
-    /// The least fence of what this process serves without an answer of the backend.
+    /// The least fence of a value that this process serves without an answer of the backend.
     pub(super) least_fence: u64,
 }
 
 impl Rules {
-    /// Accepts whatever the backend has.
+    /// Accepts every entry of the backend.
     pub(super) const ALL: Self = Self {
         early: EarlyRefresh::Off,
         replaces: false,
@@ -77,41 +79,44 @@ impl Rules {
 /// The window of its life that an entry is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// It is served.
+    /// The entry is served.
     Fresh,
-    /// It is served, and it is time to refresh it.
+    /// The entry is served, and this process refreshes it early.
     Early,
-    /// It is served stale, and the turn of this process to refresh it comes later.
+    /// The entry is served stale, and this process does not refresh it yet.
     Deferred,
-    /// It is served while it is refreshed.
+    /// The entry is served stale, and this process refreshes it.
     Stale,
-    /// It is served if the load fails.
+    /// The entry is served only if the load fails.
     OnError,
-    /// It is of no use.
+    /// The entry is never served.
     Over,
 }
 
-/// The longest time that a process waits for its turn to refresh an entry. A shorter one lets more
-/// processes claim at once, a longer one serves the old value for longer.
+/// The longest delay of a process before it refreshes an entry. With a shorter delay, more
+/// processes claim at once. With a longer delay, the old value is served for longer.
 const LONGEST_DELAY: Duration = Duration::from_millis(700);
-/// The delays that a thousand processes draw are spread over so many steps: `e^7` is about a
-/// thousand.
+/// The delays of a thousand processes are spread over this many steps: `e^7` is about a thousand.
 const STEPS: f64 = 7.0;
 
-/// Returns how long a process waits within a window for its turn to refresh an entry, for a number
-/// that is random from 0 to 1. At most half of the window, so that the load has the other half.
+/// Returns the delay of a process before it refreshes an entry in a window. `uniform` is a random
+/// number from 0 to 1. The delay is at most half of the window, so that the load has the other
+/// half.
 ///
-/// The number of processes whose turn has come grows by `e` in each step, so few of them claim
+/// In each step, the number of processes whose delay is over grows by `e`. So few processes claim
 /// before the first load ends (Nonnenmacher and Biersack, "Scalable Feedback for Large Multicast
 /// Groups", 1999).
 pub(super) fn refresh_delay(window: Duration, uniform: f64) -> Duration {
+    let longest = LONGEST_DELAY.min(window / 2);
     let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0);
-    LONGEST_DELAY.min(window / 2).mul_f64((1.0 + uniform.ln() / STEPS).max(0.0))
+    let part = 1.0 + uniform.ln() / STEPS;
+    longest.mul_f64(part.max(0.0))
 }
 
-/// Decides what may be done with an entry. The delay within a window is drawn if it matters.
+/// Decides in which window an entry is. Calls `delay` only if the decision depends on the delay.
 ///
-/// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
+/// An entry of unknown age or without windows is fresh, because the backend drops it when its life
+/// ends.
 pub(super) fn decide(
     entry: &Entry,
     rules: &Rules,
@@ -128,7 +133,8 @@ pub(super) fn decide_at(
     rules: &Rules,
     delay: impl FnOnce(Duration) -> Duration,
 ) -> Window {
-    let (stale, is_fresh) = (windows.stale.min(rules.stale), age < windows.fresh);
+    let is_fresh = age < windows.fresh;
+    let stale = windows.stale.min(rules.stale);
     let over = age.saturating_sub(windows.fresh);
     if is_fresh && rules.replaces {
         return Window::Early;
@@ -138,7 +144,7 @@ pub(super) fn decide_at(
         return if is_kept { Window::OnError } else { Window::Over };
     }
     let before = rules.early.before(windows.fresh);
-    // For how long a refresh may have begun.
+    // How long ago the time for refreshes began, if it has begun.
     let since = age.saturating_add(before).checked_sub(windows.fresh);
     let is_due = since.is_some_and(|since| since >= delay(before.saturating_add(stale)));
     match (is_fresh, is_due) {
@@ -149,15 +155,17 @@ pub(super) fn decide_at(
     }
 }
 
-/// Returns for how long after its fresh window an entry may be served in place of a failure.
+/// Returns how long after its fresh window an entry may be served in place of a failure.
 fn error_window(windows: &Windows) -> Duration {
     windows.stale.max(windows.error)
 }
 
-/// Returns for how much longer an entry may be served in place of a failure.
+/// Returns how much longer an entry may be served in place of a failure.
 pub(super) fn left_on_error(entry: &Entry, rules: &Rules) -> Option<Duration> {
-    let (age, windows) = (entry.age?, entry.windows?);
-    let end = windows.fresh.saturating_add(error_window(&windows).min(rules.error));
+    let age = entry.age?;
+    let windows = entry.windows?;
+    let accepted = error_window(&windows).min(rules.error);
+    let end = windows.fresh.saturating_add(accepted);
     end.checked_sub(age)
 }
 

@@ -7,12 +7,13 @@ use super::{
 use crate::backend::MemoryBackend;
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Returns a builder of a cache for this process alone, with so many values at most, and at
-    /// least 1. It needs no codec: the values are any type that can be cloned, and each caller gets
-    /// a clone.
+    /// Returns a builder of a cache for this process alone, with at most this many values (one or
+    /// more). The cache needs no codec: a value may have any type that can be cloned, and each
+    /// caller gets a clone.
     ///
-    /// Everything else is as with a [`MemoryBackend`]: flights, windows, tags, failures. Beyond
-    /// the limit a value goes that was not used lately. About 900 bytes are taken beside each.
+    /// Everything else is as with a [`MemoryBackend`]: flights, windows, tags, failures. Beyond the
+    /// limit, the cache evicts a value that was not used lately. A value takes about 900 bytes more
+    /// than its own size.
     ///
     /// ```
     /// # let mut builder = tokio::runtime::Builder::new_current_thread();
@@ -20,7 +21,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// use std::sync::Arc;
     /// use bellwether::{BoxError, Cache};
     ///
-    /// /// It has no encoding.
+    /// /// A type without an encoding.
     /// struct Template(Box<dyn Fn(&str) -> String + Send + Sync>);
     ///
     /// let templates: Cache<Arc<Template>> = Cache::in_process(1_000).build()?;

@@ -1,4 +1,5 @@
-//! What a loader is given: its lease, the entry that it replaces, and how its value is kept.
+//! The lead of a load, which its loader gets: the lease, the entry to replace, and how the value
+//! is kept.
 
 use std::{
     fmt,
@@ -20,9 +21,10 @@ use crate::{
     time::after,
 };
 
-/// The lease that a loader runs under, the value that it replaces, and how its value is kept.
+/// The lead of a load, which its loader gets. It has the lease and the value to replace, and sets
+/// how the new value is kept.
 ///
-/// Clones are the same lead. Dropping one has no effect.
+/// Clones are the same lead. Dropping a clone has no effect.
 pub struct Lead<V>(pub(super) Arc<LeadInner<V>>);
 
 pub(super) struct LeadInner<V> {
@@ -33,14 +35,14 @@ pub(super) struct LeadInner<V> {
     pub(super) head: SetOnce<Head>,
 }
 
-/// How a value is kept, and what follows its failure. What is not set, the request decides.
+/// How a value is kept, and what follows a failed load. The request decides what is not set.
 #[derive(Clone, Default)]
 pub(super) struct Keeping {
     pub(super) ttl: Option<Duration>,
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
-    /// The loader returned the stored value, which is counted.
+    /// The loader has returned the stored value.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
     /// The tags, with the tag number from before the load.
@@ -57,7 +59,8 @@ impl<V> Lead<V> {
         Self(Arc::new(LeadInner { lease, previous, keeping, head: SetOnce::new() }))
     }
 
-    /// Returns the fence of this load. It is greater than in each earlier load of this key.
+    /// Returns the fence of this load, which is greater than the fence of each earlier load of this
+    /// key.
     ///
     /// Returns `None` if the load runs without a lease.
     /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
@@ -65,9 +68,9 @@ impl<V> Lead<V> {
         self.0.lease.as_ref().map(|lease| lease.granted.fence)
     }
 
-    /// Completes when the lease is lost. Another process may then load, and this value is most
-    /// likely not stored. In a call for many keys, a key that no caller waits for any longer loses
-    /// its lease, too. Never completes without a lease.
+    /// Completes when the lease is lost. Another process may then load, and the value of this load
+    /// is most likely not stored. In a call for many keys, a key also loses its lease when no
+    /// caller waits for it any longer. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
@@ -83,14 +86,12 @@ impl<V> Lead<V> {
         }
     }
 
-    /// Returns the stored value that this load is to replace, if there is one, as
-    /// [`Stale`](Source::Stale), or in an outage as [`Degraded`](Source::Degraded). It is still
-    /// fresh if it is refreshed early.
+    /// Returns the stored value that this load replaces, as [`Stale`](Source::Stale), or in an
+    /// outage as [`Degraded`](Source::Degraded). In an early refresh the value is still fresh.
+    /// Returns `None` if no stored value can be decoded.
     ///
-    /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
-    /// the value. If nothing has changed, it returns that value as [unchanged](Self::unchanged).
-    ///
-    /// Returns `None` if no value is known that can be read.
+    /// A loader can ask its origin for changes only, such as with an `ETag`. Keep the `ETag` in the
+    /// value. If nothing has changed, return the old value as [unchanged](Self::unchanged).
     pub fn stale(&self) -> Option<Loaded<V>>
     where
         V: Clone,
@@ -98,19 +99,22 @@ impl<V> Lead<V> {
         Some(self.0.previous.as_ref()?.loaded.clone())
     }
 
-    /// Marks the stored value as unchanged, and returns it for the loader. Its windows begin anew,
-    /// as with each load, its tags are given again, and the load counts as
+    /// Marks the stored value as unchanged, and returns the value for the loader. The windows begin
+    /// anew, as with each load, the tags stay, and the load counts as
     /// [unchanged](super::Stats::unchanged).
     pub fn unchanged(&self, stale: Loaded<V>) -> V {
         let mut keeping = self.keeping();
         keeping.is_unchanged = true;
-        let tagged = self.0.previous.as_ref().and_then(|previous| previous.tagged.as_ref());
-        tagged.into_iter().for_each(|it| keeping.tagged.tags.extend_from_slice(&it.tags));
+        if let Some(previous) = &self.0.previous
+            && let Some(tagged) = &previous.tagged
+        {
+            keeping.tagged.tags.extend_from_slice(&tagged.tags);
+        }
         stale.value
     }
 
     /// Sets how long the value is fresh, in place of the setting of the cache or the request. Zero
-    /// is 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
+    /// means at most 1 ms. To store nothing, use [`do_not_store`](Self::do_not_store).
     pub fn expire_after(&self, ttl: Duration) {
         self.keeping().ttl = Some(ttl);
     }
@@ -127,23 +131,23 @@ impl<V> Lead<V> {
         self.keeping().stale_if_error = Some(window);
     }
 
-    /// Sets what follows if this load fails, in place of the settings of the cache.
-    /// A loader knows it from its error, such as the `Retry-After` of an answer.
+    /// Sets what follows if this load fails, in place of the setting of the cache, such as the
+    /// `Retry-After` of an origin.
     pub fn after_failure(&self, rule: AfterFailure) {
         self.keeping().after_failure = Some(rule);
     }
 
-    /// Hands the value to all waiters, and stores nothing.
+    /// Returns the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
         self.keeping().do_not_store = true;
     }
 
-    /// Gives the value a tag, by which [`invalidate_tag`](super::Cache::invalidate_tag) ends it. A
-    /// loader may do so at any time, also by what it has read. A tag that ends while the load runs
-    /// ends the value.
+    /// Gives the value a tag, by which [`invalidate_tag`](super::Cache::invalidate_tag) removes the
+    /// value. A loader may call this at any time, with tags that it has read from its origin. If a
+    /// tag is invalidated while the load runs, the value counts as invalidated.
     ///
-    /// The cache must be built with [`tags`](super::Builder::tags), which tells the limits.
-    /// Otherwise the value is returned and not stored, and a warning says why.
+    /// The cache must be built with [`tags`](super::Builder::tags), which has the limits. Otherwise
+    /// the value is returned and not stored, and a warning says why.
     pub fn tag(&self, tag: impl Into<Arc<str>>) {
         let tag = tag.into();
         self.keeping().tagged.tags.push(tag);
@@ -159,7 +163,7 @@ impl<V> Lead<V> {
         FlightResult::Head(head.clone(), self.source())
     }
 
-    /// Locks how the value is kept, to read or to set it. No code of a user may run meanwhile.
+    /// Locks the settings of the value. No code of a user may run under this lock.
     pub(super) fn keeping(&self) -> MutexGuard<'_, Keeping> {
         lock(&self.0.keeping)
     }
@@ -177,13 +181,13 @@ impl<V> fmt::Debug for Lead<V> {
     }
 }
 
-/// The entry that a load is to replace.
+/// The entry that a load replaces.
 pub(super) struct Previous<V> {
     pub(super) fence: u64,
-    /// The value, as it stands in for a failure.
+    /// The value, as callers get it if the load fails.
     pub(super) loaded: Loaded<V>,
     tagged: Option<Arc<Tagged>>,
-    /// Until when the value may stand in.
+    /// Until when callers get the value if the load fails.
     on_error_until: Instant,
 }
 
@@ -195,7 +199,7 @@ impl<V> Previous<V> {
         Arc::new(Self { fence: entry.fence, loaded, tagged, on_error_until })
     }
 
-    /// Returns the value, if it may stand in for a failure now.
+    /// Returns the value, if it may be served now in place of a failure.
     pub(super) fn fallback(&self) -> Option<Loaded<V>>
     where
         V: Clone,
@@ -203,7 +207,7 @@ impl<V> Previous<V> {
         self.left_on_error().map(|_| self.loaded.clone())
     }
 
-    /// Returns for how much longer the value may stand in for a failure.
+    /// Returns how much longer the value may be served in place of a failure.
     pub(super) fn left_on_error(&self) -> Option<Duration> {
         let left = self.on_error_until.checked_duration_since(Instant::now())?;
         (!left.is_zero()).then_some(left)

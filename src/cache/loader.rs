@@ -1,4 +1,4 @@
-//! Running a loader: its panic, its time limit and its cancellation are outcomes.
+//! Runs a loader. A panic, a time limit and a cancellation are outcomes of the load.
 
 use std::{any::Any, panic::AssertUnwindSafe};
 
@@ -24,8 +24,8 @@ impl<V> Produced<V> {
     }
 }
 
-/// A loader that a leader has yet to run. In a box, so that what runs it is compiled once for each
-/// type of values.
+/// A loader that a leader has yet to run. The box lets the code that runs it be compiled once for
+/// each type of values.
 pub(super) type Work<V> =
     Box<dyn FnOnce(Lead<V>) -> BoxFuture<'static, Result<Produced<V>, Error>> + Send>;
 
@@ -43,15 +43,17 @@ pub(super) async fn of_user<V, E: Into<BoxError>>(
     loader.await.map(Produced::value).map_err(Error::load)
 }
 
-/// Runs a loader until its limit, for the flight or load of this number. The limit no longer
-/// counts once the head of the value is announced.
+/// Runs a loader until its limit, for the flight or load of this number. The limit ends when the
+/// head of the value lands.
 pub(super) async fn run<V>(
     core: &Core<V>,
     work: Work<V>,
     lead: Lead<V>,
     number: u64,
 ) -> Result<Produced<V>, Error> {
-    let (begun, limit, for_loader) = (Instant::now(), core.settings.load_limit, lead.clone());
+    let begun = Instant::now();
+    let limit = core.settings.load_limit;
+    let for_loader = lead.clone();
     // The loader may also panic before it returns its future.
     let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
     let without_head = async {
@@ -73,12 +75,15 @@ pub(super) async fn run<V>(
     let error = produced.as_ref().err();
     let result = if error.is_some() { "error" } else { "value" };
     core.meter.ended("bellwether_load_seconds", begun, result);
-    let words = || error.map_or_else(|| "a value".to_owned(), |error| format!("{error:#}"));
-    debug!(took = ?begun.elapsed(), outcome = %words(), "a load has ended");
+    let took = begun.elapsed();
+    match error {
+        Some(error) => debug!(?took, outcome = %format_args!("{error:#}"), "a load has ended"),
+        None => debug!(?took, outcome = "a value", "a load has ended"),
+    }
     produced
 }
 
-/// Returns the error that a panic is to the waiters.
+/// Returns the error that the waiters get for a panic.
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> Error {
     Error::new(ErrorKind::Panicked, format!("the load panicked: {}", words_of(panic)))
 }

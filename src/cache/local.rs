@@ -1,14 +1,17 @@
 //! The copies of entries that this process keeps.
 //!
-//! While the backend is away, a copy is served as its windows allow it. With a local tier, a copy
-//! is also served without a question, while its entry is fresh and the tier is trusted.
+//! While the backend is away, a copy is served within its windows. With a local tier, a copy is
+//! also served without asking the backend, while its entry is fresh and the tier is trusted.
 //!
-//! - **Fill.** A fill notes what was told before it asks. It is dropped if this process acted
-//!   since, or if a name of its stripe was told with a greater fence. Check and change hold one
-//!   lock.
-//! - **Trust.** At intervals the tier learns that it [was told all](Tap::complete_until) up to a
-//!   moment. A copy is served until that moment, or its own question if later, is too long ago.
-//! - **Generation.** When changes may have been missed, no copy from before is trusted.
+//! - **Fill.** Before a read, the tier notes the number of changes of the name's stripe. The answer
+//!   is dropped if this process has written a name of the stripe since then, or if a change of the
+//!   stripe with a greater fence has arrived. The check and each change hold the lock of the
+//!   stripe.
+//! - **Trust.** At intervals the tier learns that it [has received all
+//!   changes](Tap::complete_until) up to a moment. A copy is served if that moment, or the read of
+//!   the copy if that was later, is at most the staleness of the tier ago.
+//! - **Generation.** When changes may have been missed, a new generation begins, and no older copy
+//!   is trusted.
 
 mod order;
 
@@ -39,25 +42,27 @@ use crate::{
     time::after,
 };
 
-/// The weight of a row beside its key and its payload, in bytes. It is measured.
+/// The weight of a row beside its key and its payload, in bytes, as measured.
 const ROW: usize = 470;
-/// The weight of all rows for outages, if it is not set.
+/// The default weight of all rows for outages.
 const MEMORY: usize = 4 << 20;
-/// The stripes without a tier, which need not be the channels of the backend.
+/// The number of stripes of a store without a tier. With a tier, each stripe is a channel of the
+/// backend.
 const FEW_STRIPES: usize = 64;
-/// The weight of a row that the store makes ready for.
+/// The weight of a usual row, by which the store allocates memory at first.
 const USUAL_ROW: usize = 1024;
 
 /// The copies of entries that a process keeps: for its local tier, and for the time in which the
 /// backend is away.
 pub(super) struct LocalStore<V> {
     rows: LocalRows<V>,
-    /// The greatest weight of a copy. Without it one copy could displace all others.
+    /// The greatest weight of a copy. Without this limit, one copy could evict all other copies.
     heaviest: usize,
     pub(super) order: Order,
-    /// `None` if no copy is served while the backend answers. Its staleness has no limit if changes
-    /// are not told.
+    /// `None` if no copy is served while the backend answers. The staleness of the tier has no
+    /// limit if the backend publishes no changes.
     pub(super) tier: Option<LocalTier>,
+    /// Copies are kept for outages.
     remembers: bool,
     counters: Arc<Counters>,
     /// Until when the time without trust was counted.
@@ -67,15 +72,17 @@ pub(super) struct LocalStore<V> {
 pub(super) struct LocalRow<V> {
     pub(super) value: V,
     pub(super) record: Record,
-    /// The entry without its payload and tags, as it was when the backend was asked.
+    /// The entry without its payload and tags, as the backend returned it.
     pub(super) entry: Entry,
     weight: usize,
     generation: u64,
-    /// The stripes of its tags, and the number up to which their ends are in the answer.
+    /// The stripes of the entry's tags.
     stripes: Box<[usize]>,
+    /// The tags of the entry have no end up to this number.
     checked: u64,
-    pub(super) asked: Instant,
-    /// When its trust ends. It has none if it is for outages only.
+    /// When the backend was asked for the entry.
+    pub(super) read_at: Instant,
+    /// Until when the copy is served while the backend answers. `None` if it is for outages only.
     until: Option<Instant>,
     pub(super) remembered: Remembered,
 }
@@ -91,12 +98,12 @@ impl<V> Weighter<Key, Arc<LocalRow<V>>> for ByWeight {
 
 type LocalRows<V> = Rows<Key, Arc<LocalRow<V>>, ByWeight, Hasher, CountsEvictions>;
 
-/// Counts the rows that give way to others.
+/// Counts the rows that are evicted.
 #[derive(Clone)]
 struct CountsEvictions(Arc<Counters>);
 
 impl<V> Lifecycle<Key, Arc<LocalRow<V>>> for CountsEvictions {
-    /// A row that was evicted is dropped after the lock of its shard.
+    /// The row that was evicted. It is dropped after the lock of its shard is released.
     type RequestState = Option<Arc<LocalRow<V>>>;
 
     fn on_evict(&self, dropped: &mut Self::RequestState, _: Key, row: Arc<LocalRow<V>>) {
@@ -108,27 +115,29 @@ impl<V> Lifecycle<Key, Arc<LocalRow<V>>> for CountsEvictions {
 fn rows<V>(weight: usize, counters: &Arc<Counters>) -> LocalRows<V> {
     let counts = CountsEvictions(counters.clone());
     let hasher = Hasher::default();
+    let usual_rows = (weight / USUAL_ROW).max(16);
     let mut options = OptionsBuilder::new();
-    options.estimated_items_capacity((weight / USUAL_ROW).max(16)).weight_capacity(weight as u64);
-    // Each has a quarter of the weight, and so room for the heaviest copy. By default, their number
-    // grows with the cores.
+    options.estimated_items_capacity(usual_rows);
+    options.weight_capacity(weight as u64);
+    // The default grows with the cores. Each of four shards has a quarter of the weight, and so
+    // room for the heaviest copy.
     options.shards(4);
     match options.build() {
         Ok(options) => Rows::with_options(options, ByWeight, hasher, counts),
-        // All that it needs is given.
+        // `build` fails only if the capacity or the weight is not set.
         Err(_) => Rows::with(16, weight as u64, ByWeight, hasher, counts),
     }
 }
 
 impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
-    /// Creates the store of a cache, if it is to have one.
-    pub(super) fn of(
+    /// Creates the store of a cache, if the settings ask for copies.
+    pub(super) fn new(
         settings: &Settings,
         store: &dyn Store,
         tags: &Arc<Tags>,
         counters: &Arc<Counters>,
     ) -> Option<Arc<Self>> {
-        // The other backends are never away.
+        // A backend in this process is never away.
         let memory = settings.outage_memory.unwrap_or(if store.is_shared() { MEMORY } else { 0 });
         let weight = settings.local.map_or(0, |tier| tier.weight).saturating_add(memory);
         if weight == 0 {
@@ -139,10 +148,10 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let order = Order::new(&settings.namespace, tags, stripes);
         Some(Arc::new_cyclic(|this: &Weak<Self>| {
             let mut tier = settings.local;
-            if let Some(told) = &mut tier
-                && !store.tap(this.clone(), told.max_staleness / 4)
+            if let Some(tier) = &mut tier
+                && !store.tap(this.clone(), tier.max_staleness / 4)
             {
-                told.max_staleness = Duration::MAX;
+                tier.max_staleness = Duration::MAX;
             }
             Self {
                 rows: rows(weight, counters),
@@ -156,7 +165,7 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         }))
     }
 
-    /// Returns the copy of a key if it may be served, and is not to be refreshed.
+    /// Returns the copy of a key if it may be served and is not due for a refresh.
     pub(super) fn get(
         &self,
         tier: LocalTier,
@@ -164,14 +173,15 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         rules: &Rules,
         delay: impl FnOnce(u64, Duration) -> Duration,
     ) -> Option<Arc<LocalRow<V>>> {
-        // Before the row is read: all changes up to then have removed theirs.
+        // Read before the row, because changes up to that moment have removed their rows.
         let complete_until = self.order.complete_until();
         let row = self.rows.get(key)?;
         let now = Instant::now();
-        let since = |moment: Instant| now.saturating_duration_since(moment);
+        let copy_age = now.saturating_duration_since(row.read_at);
+        let staleness = now.saturating_duration_since(complete_until.max(row.read_at));
         if row.until.is_none_or(|until| now >= until)
-            || since(row.asked) >= rules.copy
-            || since(complete_until.max(row.asked)) >= tier.max_staleness
+            || copy_age >= rules.copy
+            || staleness >= tier.max_staleness
             || row.generation != self.order.generation.load(Ordering::Acquire)
             || rules.replaces
             || self.order.tags.have_ended(row.stripes.iter().copied(), row.checked)
@@ -181,12 +191,14 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         if matches!(rules.early, EarlyRefresh::Off) {
             return Some(row);
         }
-        let delay = |window| delay(row.entry.fence, window);
-        let window = freshness::decide_at(row.age()?, row.entry.windows?, rules, delay);
-        (window == Window::Fresh).then_some(row)
+        let fence = row.entry.fence;
+        let window = freshness::decide_at(row.age()?, row.entry.windows?, rules, |window| {
+            delay(fence, window)
+        });
+        if window == Window::Fresh { Some(row) } else { None }
     }
 
-    /// Returns the copy of a key with its present entry, if it is of use in this outage.
+    /// Returns the copy of a key with its present entry, if it may be served in this outage.
     pub(super) fn recall(&self, key: &Key, outage: Outage) -> Option<(Arc<LocalRow<V>>, Entry)> {
         let row = self.rows.get(key)?;
         let age = row.age()?;
@@ -204,30 +216,31 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
     pub(super) fn begin(&self, store: &dyn Store, name: &Name, now: Instant) -> Fill {
         match self.tier {
             Some(_) => self.order.begin(store, name, now, false),
-            None => self.order.mark(name, now),
+            None => self.order.fill(name, now),
         }
     }
 
-    /// Notes an entry that the backend has returned or stored, with the size of its payload, unless
-    /// something has come since the question. A hit is fresh, and may be served while the backend
-    /// answers.
+    /// Keeps a copy of an entry that the backend has returned or stored, unless a change has
+    /// arrived since the read. The copy of a hit may be served while the backend answers.
     pub(super) fn note(
         &self,
         fill: Fill,
         key: &Key,
-        (entry, size): (Entry, usize),
+        copied: CopiedEntry,
         value: &V,
         is_hit: bool,
         rules: &Rules,
     ) {
+        let entry = &copied.entry;
         let mut remembered = Remembered::No;
         if self.remembers {
-            remembered = Remembered::of_seen(&entry);
+            remembered = Remembered::of_seen(entry);
         }
         let until = match (self.tier, entry.age.zip(entry.windows)) {
-            (Some(tier), Some((age, windows))) if is_hit && fill.is_heard => {
+            (Some(tier), Some((age, windows))) if is_hit && fill.is_subscribed => {
                 let fresh = windows.fresh.saturating_sub(age);
-                Some(after(fill.asked, fresh.min(tier.max_age).min(rules.copy)))
+                let longest = tier.max_age.min(rules.copy);
+                Some(after(fill.read_at, fresh.min(longest)))
             }
             _ => None,
         };
@@ -237,49 +250,52 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
             return;
         }
         if until.is_none() && remembered == Remembered::No {
-            // Most reads are of a name without a row, and pay for one look.
+            // Most keys have no row, so most reads pay for one lookup.
             if last.is_some() {
                 self.remove(key);
             }
             return;
         }
-        let is_same =
-            |row: &Arc<LocalRow<V>>| row.entry.fence == fence && row.remembered.is_of_backend();
-        if until.is_none() && last.is_some_and(|row| is_same(&row)) {
+        if until.is_none()
+            && let Some(row) = last
+            && row.entry.fence == fence
+            && row.remembered.is_of_backend()
+        {
             return;
         }
-        let row = LocalRow::new(fill, entry, size, value.clone());
+        let row = LocalRow::new(fill, copied, value.clone());
         let row = LocalRow { until, remembered, ..row };
         if !self.keep(fill, fence, key, row) {
-            // Its caller was served it, so nothing older may follow.
+            // A caller was served this entry, so no older copy may be served after it.
             self.rows.remove_if(key, |row| row.entry.fence < fence);
         }
     }
 
-    /// Notes a value whose load began then, without a lease or a commit that was answered. Its
-    /// entry has the greatest fence than which the value is known to be newer.
+    /// Keeps a copy of a value that was loaded in an outage, by a load that began with `begun`. The
+    /// fence of its entry is the greatest fence that is known to be older than the value.
     pub(super) fn note_loaded(
         &self,
         begun: Fill,
         key: &Key,
         outage: Outage,
-        (entry, size): (Entry, usize),
+        mut copied: CopiedEntry,
         value: V,
     ) {
-        if self.remembers {
-            let entry = Entry { age: Some(Duration::ZERO), ..entry };
-            let mut now = begun;
-            now.asked = Instant::now();
-            let row = LocalRow::new(now, entry, size, value);
-            let row = LocalRow { remembered: Remembered::Loaded(outage), ..row };
-            if !self.keep(begun, u64::MAX, key, row) {
-                self.remove(key);
-            }
+        if !self.remembers {
+            return;
+        }
+        copied.entry.age = Some(Duration::ZERO);
+        let mut now = begun;
+        now.read_at = Instant::now();
+        let row = LocalRow::new(now, copied, value);
+        let row = LocalRow { remembered: Remembered::Loaded(outage), ..row };
+        if !self.keep(begun, u64::MAX, key, row) {
+            self.remove(key);
         }
     }
 
-    /// Keeps a row in place of the last one, if it is not too heavy and nothing newer has come.
-    /// Returns whether it was kept.
+    /// Keeps a row in place of the last row of its key, unless the row is too heavy or something
+    /// newer has arrived. Returns whether the row was kept.
     fn keep(&self, fill: Fill, fence: u64, key: &Key, row: LocalRow<V>) -> bool {
         ROW + key.text.len() + row.weight <= self.heaviest
             && self.order.keep(fill, fence, || self.rows.insert(key.clone(), Arc::new(row)))
@@ -287,9 +303,9 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
 }
 
 impl<V> LocalStore<V> {
-    /// Returns how far a copy may be behind now, if changes are told at all. Also returns whether
-    /// copies are served without a question. `None` if there is no tier, or if it has not wanted to
-    /// keep a copy yet: whether it could rely on its messages is not known then.
+    /// Returns how far a copy may be behind now, if the backend publishes changes. Also returns
+    /// whether copies are served without asking the backend. Returns `None` if there is no tier, or
+    /// if the tier has not yet asked for changes, because its trust is not known then.
     #[cfg(feature = "metrics")]
     pub(super) fn trust(&self) -> Option<(Option<Duration>, bool)> {
         let max_staleness = self.tier?.max_staleness;
@@ -321,8 +337,8 @@ impl<V> LocalStore<V> {
         self.counters.local_untrusted_seconds.add(untrusted);
     }
 
-    /// Lets go of the copy of an entry from before this fence. Returns whether there was one. The
-    /// key and the prefix are of one name.
+    /// Drops the copy of an entry with a smaller fence, and returns whether there was one. The key
+    /// and the prefix belong to the same name.
     pub(super) fn drop_older(&self, key: &str, prefix: &str, fence: u64) -> bool {
         let mut is_dropped = false;
         self.order.changed(prefix, fence, || {
@@ -331,7 +347,8 @@ impl<V> LocalStore<V> {
         is_dropped
     }
 
-    /// Notes that the backend has no entry of a key.
+    /// Drops the copy of a key because the backend has no entry, unless the copy stays in an
+    /// outage.
     pub(super) fn missed(&self, key: &Key) {
         self.rows.remove_if(key, |row| !row.remembered.outlives_missing());
     }
@@ -340,40 +357,52 @@ impl<V> LocalStore<V> {
         self.rows.remove(key);
     }
 
-    /// Lets go of all copies, and of all answers to questions until now.
+    /// Drops all copies, and the answers to all reads that have begun.
     pub(super) fn forget_all(&self) {
         self.order.lost();
         self.order.settle();
         self.rows.clear();
     }
 
-    /// Lets go of a key, and of all answers to questions until now.
+    /// Drops the copy of a key, and the answers to all reads of the key that have begun.
     pub(super) fn forget(&self, key: &Key, name: &Name) {
         self.order.forget(name, || drop(self.rows.remove(key)));
     }
 }
 
+/// An entry to copy, without its payload.
+pub(super) struct CopiedEntry {
+    pub(super) entry: Entry,
+    /// The size of the payload.
+    pub(super) size: usize,
+}
+
 impl<V> LocalRow<V> {
-    fn new(fill: Fill, mut entry: Entry, size: usize, value: V) -> Self {
-        let tagged = entry.tagged.take();
-        let stripes: Box<[_]> = tagged.iter().flat_map(|tagged| tagged.stripes()).collect();
+    fn new(fill: Fill, copied: CopiedEntry, value: V) -> Self {
+        let CopiedEntry { mut entry, size } = copied;
+        let mut stripes = Box::default();
+        let mut checked = fill.ended;
+        if let Some(tagged) = entry.tagged.take() {
+            stripes = tagged.stripes().collect();
+            checked = checked.max(tagged.number);
+        }
         Self {
             value,
             record: Record::of(&entry),
             weight: size + size_of_val(&*stripes),
             generation: fill.generation,
             stripes,
-            checked: tagged.map_or(fill.ended, |tagged| tagged.number.max(fill.ended)),
-            asked: fill.asked,
+            checked,
+            read_at: fill.read_at,
             until: None,
             remembered: Remembered::No,
             entry,
         }
     }
 
-    /// Returns the age of the entry by now.
+    /// Returns the present age of the entry.
     fn age(&self) -> Option<Duration> {
-        Some(self.entry.age?.saturating_add(self.asked.elapsed()))
+        Some(self.entry.age?.saturating_add(self.read_at.elapsed()))
     }
 }
 
@@ -421,21 +450,26 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let settings = Settings { outage_memory: Some(1 << 20), ..Settings::default() };
-            let (tags, counters) = (Arc::new(Tags::new(&settings)), Arc::default());
-            let store = LocalStore::of(&settings, &MemoryBackend::new(), &tags, &counters);
-            let (store, key, outage) = (store.unwrap(), Key::from("k"), Outage::next(false));
+            let tags = Arc::new(Tags::new(&settings));
+            let store = LocalStore::new(&settings, &MemoryBackend::new(), &tags, &Arc::default());
+            let key = Key::from("k");
             let name = Name::new(&Namespace::standard(), Family::Cache, &key, 512).unwrap();
-            Self { store, key, name, outage }
+            Self { store: store.unwrap(), key, name, outage: Outage::next(false) }
         }
 
-        fn seen(fence: u64, windows: Windows) -> (Entry, usize) {
+        fn fill(&self) -> Fill {
+            self.store.order.fill(&self.name, Instant::now())
+        }
+
+        fn copied(fence: u64, windows: Windows) -> CopiedEntry {
             let entry = Entry::value(0, Duration::ZERO, Bytes::new()).with_fence(fence);
-            (Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) }, 1)
+            let entry = Entry { age: Some(Duration::ZERO), ..entry.with_windows(windows) };
+            CopiedEntry { entry, size: 1 }
         }
 
-        fn note(&self, asked: Fill, fence: u64, windows: Windows) {
-            let seen = Self::seen(fence, windows);
-            self.store.note(asked, &self.key, seen, &fence, true, &Rules::ALL);
+        fn note(&self, fill: Fill, fence: u64, windows: Windows) {
+            let copied = Self::copied(fence, windows);
+            self.store.note(fill, &self.key, copied, &fence, true, &Rules::ALL);
         }
 
         fn recalled(&self) -> Option<u64> {
@@ -446,7 +480,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_older_answer_and_one_without_windows_end_no_newer_value() {
         let scene = Scene::new();
-        let (plain, kept) = (Windows::fresh(SECOND), Windows::fresh(SECOND).error(SECOND));
+        let plain = Windows::fresh(SECOND);
+        let kept = plain.error(SECOND);
         for (fence, windows, expected) in [
             (5, kept, Some(5)),
             (7, kept, Some(7)),
@@ -454,27 +489,23 @@ mod tests {
             (6, plain, Some(7)),
             (8, plain, None),
         ] {
-            scene.note(scene.store.order.mark(&scene.name, Instant::now()), fence, windows);
+            scene.note(scene.fill(), fence, windows);
             assert_eq!(scene.recalled(), expected);
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_comes_too_late_to_be_kept_ends_an_older_value() {
-        let (scene, kept) = (Scene::new(), Windows::fresh(SECOND).error(SECOND));
-        let (store, key) = (&scene.store, &scene.key);
-        let asked = store.order.mark(&scene.name, Instant::now());
-        store.forget(key, &scene.name);
-        store.note_loaded(
-            store.order.mark(&scene.name, Instant::now()),
-            key,
-            scene.outage,
-            Scene::seen(5, kept),
-            50,
-        );
-        scene.note(asked, 4, kept);
+        let scene = Scene::new();
+        let store = &scene.store;
+        let kept = Windows::fresh(SECOND).error(SECOND);
+        let before = scene.fill();
+        store.forget(&scene.key, &scene.name);
+        let copied = Scene::copied(5, kept);
+        store.note_loaded(scene.fill(), &scene.key, scene.outage, copied, 50);
+        scene.note(before, 4, kept);
         assert_eq!(scene.recalled(), Some(50));
-        scene.note(asked, 6, kept);
+        scene.note(before, 6, kept);
         assert_eq!(scene.recalled(), None);
     }
 }

@@ -1,9 +1,8 @@
-//! Many keys in one call: their values are looked up together, and those that are missing are
-//! gathered into calls of one loader.
+//! Many keys in one call. The values are read together, and one loader makes the missing values.
 //!
-//! Each key has a flight, a lease and a commit of its own, and only the loader is shared. It is
-//! called as soon as each key of the call is decided: loaded here, or waited for, or done. So calls
-//! that overlap cannot wait for each other.
+//! Each key has a flight, a lease and a commit of its own, and only the loader is shared. The
+//! loader is called as soon as each key of the call is decided: loaded here, waited for, or done.
+//! So calls that overlap cannot wait for each other.
 
 use std::{
     fmt,
@@ -39,35 +38,36 @@ use crate::{
 };
 
 const MOST_KEYS: usize = 10_000;
-/// How many keys of a call are asked for, written or invalidated at once.
+/// How many keys of a call are read, written or invalidated at once.
 const AT_ONCE: usize = 128;
-/// How long keys that are led wait for the next decision about another, unless an operation of the
-/// backend may take longer. A caller that no longer polls decides nothing.
+/// How long the loader waits for the decision about the next key, if the backend sets no longer
+/// limit. The wait must end, because a caller that is not polled decides nothing.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
-/// The limit is waited for in so many parts. Where the runtime is late, the other tasks run between
-/// two of the parts, and so decide.
+/// The limit is divided into this many waits. On a slow runtime, the tasks of the other keys run
+/// between two of the waits, and so decide.
 const LOOKS: u32 = 10;
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Returns the values of many keys, and loads those that are missing together.
+    /// Returns the values of many keys, and loads the missing values together.
     ///
-    /// `key_of` returns the key of an id. 128 keys are looked up in one round trip. The loader is
-    /// called once for the ids that this process leads, with one of the [permits to
-    /// load](super::Builder::max_loads), and again for a key whose other process died. So clone
-    /// what it uses inside the closure: `move |batch| { let db = db.clone(); async move { … } }`.
+    /// `key_of` returns the key of an id. One round trip reads 128 keys. The loader is called once
+    /// for the ids that this process leads, with one of the [permits to
+    /// load](super::Builder::max_loads). It is called again for a key whose load in another process
+    /// died. So clone what the loader uses inside the closure: `move |batch| { let db = db.clone();
+    /// async move { … } }`.
     ///
-    /// Each key has its own flight, lease, windows and back-off, so it shares its load with single
-    /// calls and with batches that overlap.
+    /// Each key has its own flight, lease, windows and back-off. So a key shares its load with
+    /// single calls and with other calls for many keys.
     ///
-    /// The answers have the order of the ids, and the values of the loader need none. An id to
-    /// which the loader returns no value has failed. If there may be none, make `V` an `Option`.
-    /// Values for other ids are [counted](super::Stats::unasked), and otherwise ignored.
+    /// The answers have the order of the ids. The loader may return its values in any order. An id
+    /// without a value has failed. If a value may be absent, make `V` an `Option`. Values for other
+    /// ids are [counted](super::Stats::unasked), and otherwise ignored.
     ///
     /// # Errors
     ///
     /// [`Overloaded`](ErrorKind::Overloaded) if there are more than 10,000 ids. Each answer has an
-    /// error of its own, as [`get_or_load`](Self::get_or_load) returns it. A loader that fails does
-    /// so for all the ids that it was called for. By [`Batch::fail`] it fails some of them.
+    /// error of its own, as [`get_or_load`](Self::get_or_load) returns it. If the loader fails, all
+    /// ids of its [`Batch`] fail. [`Batch::fail`] fails one id.
     ///
     /// # Cancel safety
     ///
@@ -98,42 +98,48 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
                 let words = format!("more than {MOST_KEYS} ids in one call: ask for fewer at once");
                 return Err(Error::new(ErrorKind::Overloaded, words));
             }
-            let looks = if cache.core.loads.begun.is_closed() {
-                keys.iter().map(|_| None).collect()
-            } else {
-                read_many(&cache.core, &keys).await
-            };
-            let mut answers = Vec::with_capacity(keys.len());
-            for (key, look) in keys.iter().zip(looks) {
-                answers.push(match look {
-                    Some(Decision::Served(loaded, None)) => {
-                        cache.core.activity.note(key);
-                        cache.core.counters.served(loaded.source);
-                        Ok(Ok(loaded))
-                    }
-                    // The request for a key that has a flight notes the key.
-                    Some(Decision::Miss { seen }) => Err(Some(seen)),
-                    _ => Err(None),
-                });
+            let core = &cache.core;
+            let mut decisions = Vec::new();
+            if !core.loads.begun.is_closed() {
+                decisions = read_many(core, &keys).await;
             }
-            let gathering = Gathering::new(&cache.core, loader);
-            let shared = Shared::of(answers.iter().filter(|answer| answer.is_err()).count());
-            let load = |at: usize, missed| {
+            let mut decisions = decisions.into_iter();
+            let mut answers = Vec::with_capacity(keys.len());
+            let mut unserved = Vec::new();
+            for (at, key) in keys.iter().enumerate() {
+                let mut missed = None;
+                match decisions.next().flatten() {
+                    Some(Decision::Served(loaded, None)) => {
+                        core.activity.note(key);
+                        core.counters.served(loaded.source);
+                        answers.push(Some(Ok(loaded)));
+                        continue;
+                    }
+                    Some(Decision::Miss { seen }) => missed = Some(seen),
+                    _ => {}
+                }
+                answers.push(None);
+                unserved.push(Unserved { at, missed });
+            }
+            let gathering = Gathering::new(core, loader);
+            let shared = Shared::new(unserved.len());
+            let mut loads = Vec::with_capacity(unserved.len());
+            for Unserved { at, missed } in unserved {
                 let gathering = gathering.clone();
                 let id = ids[at].clone();
-                let mut request = cache.request(keys[at].clone());
                 let member = shared.member(missed);
+                // The request for a key that has a flight notes the key.
+                let mut request = cache.request(keys[at].clone());
                 request.options_mut().batch = Some(member.clone());
-                let flown = request.fly(move |lead| gathering.load(id, lead, member));
-                let counters = &cache.core.counters;
-                async move { value_of(flown.await, counters) }
-            };
-            Ok(fill_gaps(answers, load).await)
+                let outcome = request.fly(move |lead| gathering.load(id, lead, member));
+                loads.push(async move { value_of(outcome.await, &core.counters) });
+            }
+            Ok(with_gaps_filled(answers, join_all(loads).await))
         }
     }
 
-    /// Returns the stored values of many keys, in their order, each as [`get`](Self::get) returns
-    /// it. 128 of them are looked up in one round trip.
+    /// Returns the stored values of many keys, in the order of the keys, each as
+    /// [`get`](Self::get) returns it. One round trip reads 128 keys.
     ///
     /// # Errors
     ///
@@ -146,19 +152,21 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         &self,
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<Option<V>, Error>> {
-        let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
+        let keys = to_keys(keys);
+        let decisions = read_many(&self.core, &keys).await;
         let mut answers = Vec::with_capacity(keys.len());
-        for (key, decision) in keys.iter().zip(read_many(&self.core, &keys).await) {
-            answers.push(match decision {
-                Some(decision) => {
-                    self.core.activity.note(key);
-                    Ok(decision.found(&self.core.counters))
-                }
-                None => Err(()),
-            });
+        let mut single_reads = Vec::new();
+        for (key, decision) in keys.iter().zip(decisions) {
+            if let Some(decision) = decision {
+                self.core.activity.note(key);
+                answers.push(Some(decision.found(&self.core.counters)));
+            } else {
+                // A read of its own returns the error of the key or of its shard.
+                answers.push(None);
+                single_reads.push(self.get(key));
+            }
         }
-        // The others learn what is wrong.
-        fill_gaps(answers, |at, ()| self.get(&keys[at])).await
+        with_gaps_filled(answers, join_all(single_reads).await)
     }
 
     /// Stores many values, each as [`insert`](Self::insert) does, in few round trips.
@@ -174,10 +182,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         &self,
         entries: impl IntoIterator<Item = (K, V)>,
     ) -> Vec<Result<u64, Error>> {
-        let entries: Vec<(Key, V)> =
-            entries.into_iter().map(|(key, value)| (key.into(), value)).collect();
-        let insert = |(key, value)| async move { self.insert(key, &value).await };
-        stream::iter(entries.into_iter().map(insert)).buffered(AT_ONCE).collect().await
+        let mut inserts = Vec::new();
+        for (key, value) in entries {
+            let key: Key = key.into();
+            inserts.push(async move { self.insert(key, &value).await });
+        }
+        stream::iter(inserts).buffered(AT_ONCE).collect().await
     }
 
     /// Removes many values, each as [`invalidate`](Self::invalidate) does, in few round trips.
@@ -193,74 +203,88 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         &self,
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<u64, Error>> {
-        let keys: Vec<Key> = keys.into_iter().map(Into::into).collect();
-        let invalidate = |key| self.invalidate(key);
-        stream::iter(keys.into_iter().map(invalidate)).buffered(AT_ONCE).collect().await
-    }
-}
-
-/// Asks for the answers that are missing, at once.
-async fn fill_gaps<T, M, Fut: Future<Output = T>>(
-    answers: Vec<Result<T, M>>,
-    mut ask: impl FnMut(usize, M) -> Fut,
-) -> Vec<T> {
-    let mut asked = Vec::new();
-    let mut known = Vec::with_capacity(answers.len());
-    for (at, answer) in answers.into_iter().enumerate() {
-        match answer {
-            Ok(answer) => known.push(Some(answer)),
-            Err(gap) => {
-                asked.push(ask(at, gap));
-                known.push(None);
-            }
+        let mut invalidations = Vec::new();
+        for key in keys {
+            invalidations.push(self.invalidate(key.into()));
         }
+        stream::iter(invalidations).buffered(AT_ONCE).collect().await
     }
-    let mut asked = join_all(asked).await.into_iter();
-    let filled = known.into_iter().filter_map(|answer| answer.or_else(|| asked.next()));
-    filled.collect()
 }
 
-/// Reads many keys, with few questions to the backend. A key is `None` if it is invalid, or if its
-/// shard does not answer of late.
+/// A key of a call that the first read did not serve.
+struct Unserved {
+    /// The position of the key in the call.
+    at: usize,
+    /// The fence of the entry that was of no use, if the first read has looked.
+    missed: Option<u64>,
+}
+
+fn to_keys<K: Into<Key>>(keys: impl IntoIterator<Item = K>) -> Vec<Key> {
+    keys.into_iter().map(Into::into).collect()
+}
+
+/// Puts the late answers into the gaps, in their order.
+fn with_gaps_filled<T>(answers: Vec<Option<T>>, late: Vec<T>) -> Vec<T> {
+    let mut late = late.into_iter();
+    let mut filled = Vec::with_capacity(answers.len());
+    for answer in answers {
+        filled.extend(answer.or_else(|| late.next()));
+    }
+    filled
+}
+
+/// Reads many keys with few commands. The decision about a key is `None` if the key is invalid, or
+/// if its shard has failed since its last answer.
 async fn read_many<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     keys: &[Key],
 ) -> Vec<Option<Decision<V>>> {
+    let mut decisions = Vec::with_capacity(keys.len());
+    for chunk in keys.chunks(AT_ONCE) {
+        decisions.extend(read_chunk(core, chunk).await);
+    }
+    decisions
+}
+
+/// Reads as many keys as one command may have.
+async fn read_chunk<V: Clone + Send + Sync + 'static>(
+    core: &Arc<Core<V>>,
+    keys: &[Key],
+) -> Vec<Option<Decision<V>>> {
     let options = &core.settings.options;
-    let mut answers: Vec<_> = keys.iter().map(|_| None).collect();
-    for (keys, answers) in keys.chunks(AT_ONCE).zip(answers.chunks_mut(AT_ONCE)) {
-        let mut places = Vec::with_capacity(keys.len());
-        let mut asked = Vec::with_capacity(keys.len());
-        let mut names = Vec::with_capacity(keys.len());
-        for (key, answer) in keys.iter().zip(answers) {
-            if let Some(copy) = core.local_value(&key.text, options) {
-                *answer = Some(Decision::Served(copy, None));
-            } else if let Ok(name) = core.name(key)
-                && !core.backend.shard_of(&name).breaker.is_troubled()
-            {
-                places.push(answer);
-                asked.push(key);
-                names.push(name);
-            }
+    let mut decisions = Vec::with_capacity(keys.len());
+    let mut positions = Vec::with_capacity(keys.len());
+    let mut read_keys = Vec::with_capacity(keys.len());
+    let mut names = Vec::with_capacity(keys.len());
+    for (at, key) in keys.iter().enumerate() {
+        decisions.push(None);
+        if let Some(copy) = core.local_value(&key.text, options) {
+            decisions[at] = Some(Decision::Served(copy, None));
+        } else if let Ok(name) = core.name(key)
+            && !core.backend.shard_of(&name).breaker.is_troubled()
+        {
+            positions.push(at);
+            read_keys.push(key);
+            names.push(name);
         }
-        let decisions = core.read_many(&asked, &names, &options.rules).await;
-        let mut failed: Vec<Arc<Shard>> = Vec::new();
-        for ((answer, decision), name) in places.into_iter().zip(decisions).zip(&names) {
-            let shard = core.backend.shard_of(name);
-            // One silence is one failure, for however many keys.
-            if let Decision::Unanswered(error) = &decision
-                && !failed.iter().any(|known| Arc::ptr_eq(known, &shard))
-            {
+    }
+    let read = core.read_many(&read_keys, &names, &options.rules).await;
+    let mut failed: Vec<Arc<Shard>> = Vec::new();
+    for (at, decision) in read.into_iter().enumerate() {
+        if let Decision::Unanswered(error) = &decision {
+            let shard = core.backend.shard_of(&names[at]);
+            // A shard that did not answer has failed once, whatever the number of its keys.
+            if !failed.iter().any(|known| Arc::ptr_eq(known, &shard)) {
                 shard.breaker.failed(error, &core.counters);
                 failed.push(shard);
             }
-            *answer = Some(decision);
         }
+        decisions[positions[at]] = Some(decision);
     }
-    answers
+    decisions
 }
 
-/// The ids that a loader of [many](Cache::get_or_load_many) is called for.
+/// The ids that the loader of [`get_or_load_many`](Cache::get_or_load_many) is called for.
 pub struct Batch<I, V> {
     ids: Vec<I>,
     leads: Vec<Lead<V>>,
@@ -273,13 +297,12 @@ impl<I: Eq + Hash, V> Batch<I, V> {
         &self.ids
     }
 
-    /// Returns the ids, each with the lease that it is loaded under, such as to
-    /// [tag](Lead::tag) its value.
+    /// Returns each id with the lead of its load, such as to [tag](Lead::tag) the value.
     pub fn leads(&self) -> impl Iterator<Item = (&I, &Lead<V>)> {
         self.ids.iter().zip(&self.leads)
     }
 
-    /// Fails the load of one id. If the loader also returns a value for it, the value wins.
+    /// Fails the load of one id. If the loader also returns a value for the id, the value wins.
     pub fn fail(&self, id: I, error: impl Into<BoxError>) {
         lock(&self.failures).insert(id, Error::load(error));
     }
@@ -319,16 +342,23 @@ where
         R: IntoIterator<Item = (I, V)>,
         E: Into<BoxError>,
     {
-        let loader = move |batch| {
-            let made = loader(batch);
-            let made =
-                async { made.await.map(|made| made.into_iter().collect()).map_err(Error::load) };
-            made.boxed()
-        };
-        Arc::new(Self { core: core.clone(), loader: Box::new(loader), waiting: Mutex::default() })
+        Arc::new(Self {
+            core: core.clone(),
+            loader: Box::new(move |batch| {
+                let values = loader(batch);
+                let collected = async {
+                    match values.await {
+                        Ok(values) => Ok(values.into_iter().collect()),
+                        Err(error) => Err(Error::load(error)),
+                    }
+                };
+                collected.boxed()
+            }),
+            waiting: Mutex::default(),
+        })
     }
 
-    /// The loader of one key. It loads the id together with the others of the call.
+    /// The loader of one key, which loads the id together with the other ids of the call.
     pub(super) async fn load(
         self: Arc<Self>,
         id: I,
@@ -342,16 +372,16 @@ where
             waiting.push(waits);
             waiting.len() == 1
         };
-        // After the push: the task takes all that wait once the last key is decided.
+        // After the push, because the task takes all waiting ids once the last key is decided.
         member.decided();
         if is_first {
-            let all = member.all.clone();
-            tokio::spawn(self.clone().load_together(all).in_current_span());
+            let load = self.clone().load_together(member.all.clone());
+            tokio::spawn(load.in_current_span());
         }
         value.await.unwrap_or_else(|_| Err(cut_off())).map(Produced::value)
     }
 
-    /// Loads the ids that wait when all keys of the call are decided.
+    /// Loads the waiting ids when all keys of the call are decided.
     async fn load_together(self: Arc<Self>, all: Arc<Shared>) {
         let limit = self.core.backend.store.time_limit().unwrap_or(DECISION_LIMIT);
         let mut looks = 0;
@@ -364,7 +394,7 @@ where
         let number = flight::next_id();
         let (batch, mut replies, _edges) = self.take_all(number);
         let failures = batch.failures.clone();
-        // It may also panic before it returns its future.
+        // The loader may also panic before it returns its future.
         let made = AssertUnwindSafe(async { (self.loader)(batch).await }).catch_unwind();
         let unwanted = async {
             for reply in replies.values_mut().flatten() {
@@ -381,7 +411,8 @@ where
         self.answer(replies, made, failures);
     }
 
-    /// Takes the ids that wait. Their flights wait for the load of this number.
+    /// Takes the waiting ids. In the graph of waits, their flights now wait for the load of this
+    /// number.
     fn take_all(&self, number: u64) -> (Batch<I, V>, Replies<I, V>, Vec<Edge>) {
         let mut ids = Vec::new();
         let mut leads = Vec::new();
@@ -390,7 +421,8 @@ where
         for WaitingId { id, lead, flight, reply } in std::mem::take(&mut *lock(&self.waiting)) {
             edges.extend(flight.and_then(|flight| flight::nested(flight, number)));
             let same: &mut Vec<_> = replies.entry(id.clone()).or_default();
-            // Without flights, an id that was given twice is loaded twice.
+            // After a shutdown there are no flights, and an id that the caller gave twice comes
+            // twice.
             if same.is_empty() {
                 ids.push(id);
                 leads.push(lead);

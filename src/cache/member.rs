@@ -1,4 +1,4 @@
-//! The state that the keys of one call share: how many are undecided, and a permit to load.
+//! The state that the keys of one call for many keys share.
 
 use std::sync::{
     Arc, Weak,
@@ -11,37 +11,40 @@ use tokio::sync::{Mutex as AsyncMutex, Notify, OwnedSemaphorePermit};
 pub(super) type Permit = Arc<OwnedSemaphorePermit>;
 
 pub(super) struct Shared {
-    /// The number of keys that are neither loaded here, nor waited for, nor done.
+    /// The number of undecided keys. A key is decided once it is loaded here, waited for, or done.
     pub(super) undecided: AtomicUsize,
-    /// The loader of many waits until all are decided.
+    /// Notified with each decision. The loader of many waits until all keys are decided.
     pub(super) decided: Notify,
-    /// The permit that the keys share. It is free once no key has it.
+    /// The permit that the keys share, while a key has it.
     pub(super) permit: AsyncMutex<Weak<OwnedSemaphorePermit>>,
 }
 
 impl Shared {
-    pub(super) fn of(keys: usize) -> Arc<Self> {
-        let (undecided, decided) = (AtomicUsize::new(keys), Notify::new());
-        Arc::new(Self { undecided, decided, permit: AsyncMutex::default() })
+    pub(super) fn new(keys: usize) -> Arc<Self> {
+        Arc::new(Self {
+            undecided: AtomicUsize::new(keys),
+            decided: Notify::new(),
+            permit: AsyncMutex::default(),
+        })
     }
 
-    /// Returns one of the keys.
+    /// Returns the part of one key.
     pub(super) fn member(self: &Arc<Self>, missed: Option<u64>) -> Arc<Member> {
         Arc::new(Member { all: self.clone(), missed, is_decided: AtomicBool::new(false) })
     }
 }
 
-/// One key of a call. Dropped, it is decided, so that no call waits for a key that is gone.
+/// One key of a call. On drop the key counts as decided, so that no call waits for a lost key.
 pub(super) struct Member {
     pub(super) all: Arc<Shared>,
-    /// The fence of the entry that was of no use, or zero if there was none: the flight claims
-    /// without a look. `None` lets it look.
+    /// The fence of an entry that could not be served, or zero if there was no entry. The flight
+    /// then claims without a read. `None` makes the flight read first.
     pub(super) missed: Option<u64>,
     is_decided: AtomicBool,
 }
 
 impl Member {
-    /// Notes that the key is loaded here, or waited for, or done.
+    /// Marks the key as decided.
     pub(super) fn decided(&self) {
         if !self.is_decided.swap(true, Ordering::AcqRel) {
             self.all.undecided.fetch_sub(1, Ordering::AcqRel);

@@ -3,16 +3,15 @@
 //! An [`Outage`] of a shard begins with a failure and ends with the first answer. After a refused
 //! write it ends with the next write that is accepted.
 //!
-//! **Remembered** are entries that the backend returned or stored, if they may be stale, and values
-//! that were loaded in the outage. [`Remembered`] has what each kind gives way to. An act of this
-//! process forgets both, and a load from before the act is not remembered.
-//!
-//! **Served** is a remembered value where the backend gave no answer, within its windows. It is as
-//! new as the fence that its caller knows ([`recall`](Core::recall)). It says nothing of now, so no
-//! [watch](super::EntryWatch) keeps it.
-//!
-//! **Written later** is what failed meanwhile, as [`writes`] says. Until then the backend counts as
-//! away for the name, whatever it answers. [`repeats`] has the task that writes.
+//! - **Remembered.** The process remembers two kinds of values: an entry that the backend has
+//!   returned or stored, if the entry may be stale, and a value that was loaded in the outage.
+//!   [`Remembered`] says which answers of the backend replace each kind. A write of this process
+//!   removes both kinds, and a load that began before the write is not remembered.
+//! - **Served.** If the backend gives no answer, a caller is served the remembered value within its
+//!   windows, unless the caller knows a greater fence ([`recall`](Core::recall)). A
+//!   [watch](super::EntryWatch) never keeps a remembered value, because it may be old.
+//! - **Written later.** A write that fails is repeated later ([`writes`]). Until then the backend
+//!   counts as away for the name, whatever it answers. [`repeats`] has the task that repeats.
 
 mod remembered;
 mod repeats;
@@ -31,7 +30,7 @@ use super::{
     core::Core,
     freshness::{self, Rules, Window},
     lead::Previous,
-    local::Fill,
+    local::{CopiedEntry, Fill},
     outcome::Record,
     read::Decision,
 };
@@ -41,11 +40,11 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Remembers a value that was loaded in an outage, for the later callers of this process. Its
-    /// entry has the greatest fence than which it is known to be newer.
+    /// Remembers a value that was loaded in an outage, for later callers of this process. The fence
+    /// of its entry is the greatest fence that is known to be older than the value.
     ///
-    /// It is not remembered if the outage has ended, or an act of this process has come, since its
-    /// load began.
+    /// The value is not remembered if the outage has ended since the load began, or if this process
+    /// has written the key since then.
     pub(super) fn remember(
         &self,
         key: &Key,
@@ -60,10 +59,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return;
         }
         let size = self.take_payload(&mut entry).len();
-        copies.note_loaded(begun, key, outage, (entry, size), value.clone());
+        copies.note_loaded(begun, key, outage, CopiedEntry { entry, size }, value.clone());
     }
 
-    /// Decides what the value is good for that this process remembers in an outage, if it does.
+    /// Decides what a remembered value means for a caller, if there is one.
     pub(super) fn recall(
         &self,
         key: &Key,

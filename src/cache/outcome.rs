@@ -24,63 +24,69 @@ pub struct Loaded<V> {
     pub(super) record: Record,
 }
 
-/// The facts of an entry beside its value. It is small, because each caller gets a copy.
+/// The facts of an entry beside its value. The record is small, because each caller gets a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
-    /// `None` if it was loaded without a lease.
+    /// `None` if the value was loaded without a lease.
     fence: Option<NonZeroU64>,
-    /// When it was stored, by the monotonic clock.
+    /// When the value was stored, by the monotonic clock.
     stored: Option<Instant>,
-    /// How long it is fresh after that. `None` if it is not stored.
+    /// How long the value is fresh after that. `None` if the value is not stored.
     pub(super) fresh: Option<Duration>,
 }
 
 impl Record {
     pub(super) fn of(entry: &Entry) -> Self {
         let fence = NonZeroU64::new(entry.fence);
-        // If the backend has not told the age, its clock and the clock here are compared.
-        let by_clocks = || {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            now.saturating_sub(Duration::from_micros(entry.stored_at))
-        };
-        let age = entry.age.or_else(|| (entry.stored_at != 0).then(by_clocks));
+        let age = entry.age.or_else(|| age_by_clocks(entry));
         let stored = age.and_then(|age| Instant::now().checked_sub(age));
-        // Without a fence, it is not stored.
+        // An entry without a fence is not stored.
         let fresh = fence.and(entry.windows).map(|windows| windows.fresh);
         Self { fence, stored, fresh }
     }
 
-    /// Returns the record of an entry that only this process has.
+    /// Returns the record of an entry that is in this process only.
     pub(super) fn unstored(entry: &Entry) -> Self {
         Self { fence: None, fresh: None, ..Self::of(entry) }
     }
 
-    /// Returns the record of an entry whose load ended at this time. It has no time to live if it
-    /// is not stored.
+    /// Returns the record of an entry whose load ended at this time. A value that is not stored has
+    /// no time to live.
     pub(super) fn written(fence: u64, entry: &Entry, ended: Instant, is_stored: bool) -> Self {
         let fresh = entry.windows.filter(|_| is_stored).map(|windows| windows.fresh);
         Self { fence: NonZeroU64::new(fence), stored: Some(ended), fresh }
     }
 }
 
+/// Returns the age of an entry by the clock of the server, which stored it, and the clock here.
+fn age_by_clocks(entry: &Entry) -> Option<Duration> {
+    if entry.stored_at == 0 {
+        return None;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(now.saturating_sub(Duration::from_micros(entry.stored_at)))
+}
+
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// It was stored.
+    /// The value was stored.
     Hit,
-    /// It was a copy of the [local tier](super::Builder::local).
+    /// The value was a copy of the [local tier](super::Builder::local).
     Local,
-    /// It was stored and is no longer fresh. It is refreshed in the background, or its load failed.
+    /// The value was stored and is no longer fresh. A refresh runs in the background, or the load
+    /// has failed.
     Stale,
-    /// The loader of this caller made it, under the lease.
+    /// The loader of this caller made the value, under the lease.
     Led,
-    /// The loader of another caller in this process made it meanwhile.
+    /// While this caller waited, the loader of another caller in this process made the value.
     Followed,
-    /// Another process made it meanwhile.
+    /// While this caller waited, another process made the value.
     Received,
-    /// It was loaded without a lease and not stored. Or the backend did not answer, and the process
-    /// [remembered](super::Builder::outage_memory) it. It is loaded without a lease if:
+    /// The value was loaded without a lease and not stored. Or the backend did not answer, and the
+    /// process [remembered](super::Builder::outage_memory) the value. A value is loaded without a
+    /// lease if:
     ///
     /// - the backend did not answer;
     /// - the wait for another process ended, by the wait limit or the retry strategy;
@@ -88,12 +94,12 @@ pub enum Source {
     /// - the loader asked for its own key, directly or through other loaders;
     /// - the cache was shut down.
     ///
-    /// It is also so for a caller that asked after the load had begun, if the backend did not
-    /// answer the commit, or a look behind it.
+    /// A caller that came after the load had begun also gets this source, if the backend did not
+    /// answer the commit or the read after it.
     ///
     /// The value may come from a load that was under way in this process when the caller asked, or
-    /// from before. So it may be older than an invalidation in another process that had returned by
-    /// then, of its key or of a tag.
+    /// from an earlier load. So the value may be older than an invalidation by another process, of
+    /// the key or of a tag, that had returned by then.
     Degraded,
 }
 
@@ -107,27 +113,25 @@ impl<V> Loaded<V> {
         self.source
     }
 
-    /// Returns the fence under which the value was loaded or inserted.
-    ///
-    /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
+    /// Returns the fence under which the value was loaded or inserted. Returns `None` if the value
+    /// was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
         self.record.fence.map(NonZeroU64::get)
     }
 
-    /// Returns the time since the load of the value ended. Returns `None` if it was loaded without
-    /// a lease, for the callers at that moment.
+    /// Returns the time since the load of the value ended. Returns `None` if the value was loaded
+    /// without a lease, for the callers at that moment.
     ///
-    /// If the value has windows in which it is stale, the age is by the clock of the server, and
-    /// too large by a round trip at most. Otherwise it is as exact as the clocks of the server and
-    /// of this process agree.
+    /// If the value has stale windows, the clock of the server measures the age. The result is then
+    /// too large by a round trip at most. Otherwise the age is as exact as the clocks of the server
+    /// and of this process agree.
     pub fn age(&self) -> Option<Duration> {
         Some(self.record.stored?.elapsed())
     }
 
-    /// Returns the time for which the value is still fresh, as exact as the [age](Self::age) is.
-    /// Zero if it is stale.
-    ///
-    /// Returns `None` if the value is not stored. A later invalidation is not known here.
+    /// Returns how long the value is still fresh, as exactly as the [age](Self::age) is known.
+    /// Returns zero if the value is stale, and `None` if it is not stored. A later invalidation
+    /// does not change the result.
     pub fn expires_in(&self) -> Option<Duration> {
         Some(self.record.fresh?.saturating_sub(self.age()?))
     }
@@ -147,8 +151,8 @@ pub(crate) enum Alone {
     Full,
 }
 
-/// The end of a flight, which each of its callers gets. The front that returns it to a caller
-/// counts the caller.
+/// The end of a flight, which each caller of the flight gets. The code that returns the result to a
+/// caller counts that caller.
 #[derive(Clone)]
 pub(crate) enum FlightResult<V> {
     /// A value.
@@ -177,8 +181,7 @@ pub(super) fn value_of<V>(outcome: Outcome<V>, counters: &Counters) -> Result<Lo
     shared
 }
 
-/// Returns the word for an outcome, for the caller whose loader ran, or for another one of the
-/// flight.
+/// Returns the label of an outcome in spans and metrics, for the leader or for another caller.
 pub(super) fn result<V>(outcome: &Outcome<V>, leads: bool) -> &'static str {
     let source = match outcome {
         Ok(FlightResult::Loaded(loaded)) => loaded.source,
@@ -216,7 +219,7 @@ fn for_follower(source: Source) -> Source {
 }
 
 impl Counters {
-    /// Counts a caller that is served a value of this source.
+    /// Counts a caller that was served a value of this source.
     pub(crate) fn served(&self, source: Source) {
         let counter = match source {
             Source::Hit => &self.hits,

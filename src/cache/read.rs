@@ -1,4 +1,4 @@
-//! Reads: the answers of the backend and the copies of this process, and what they are good for.
+//! Reads: what a caller may be served of the backend's answers and of this process's copies.
 
 use std::{
     error::Error as StdError,
@@ -19,7 +19,7 @@ use super::{
     freshness::{self, Rules, Window},
     lead::Previous,
     loader,
-    local::Fill,
+    local::{CopiedEntry, Fill},
     outcome::Record,
     settings::Options,
 };
@@ -32,21 +32,19 @@ use crate::{
 
 pub(super) type Answered = Result<Option<Entry>, BackendError>;
 
-/// The use of an answer of the backend.
+/// What a read means for its caller.
 pub(super) enum Decision<V> {
-    /// The value is served. With the entry to refresh if it is time for that.
+    /// The caller is served the value. If the entry is due for a refresh, the entry comes with it.
     Served(Loaded<V>, Option<Arc<Previous<V>>>),
-    /// The value is loaded under the lease. This entry may be served if the load fails.
+    /// The caller loads under the lease. It may be served this entry if the load fails.
     Old(Arc<Previous<V>>),
-    /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
-    /// fence of the entry, or 0 if there is none.
-    Miss {
-        seen: u64,
-    },
-    /// The load cannot be shared, so no caller waits for another. `seen` is the fence of the mark.
-    Uncacheable {
-        seen: u64,
-    },
+    /// The caller loads under the lease, because no entry can be decoded. `seen` is the fence of
+    /// the stored entry, or 0 if there is none.
+    Miss { seen: u64 },
+    /// The load cannot be shared, so no caller waits for another caller. `seen` is the fence of the
+    /// entry that says so.
+    Uncacheable { seen: u64 },
+    /// The backend did not answer.
     Unanswered(BackendError),
 }
 
@@ -59,7 +57,7 @@ impl<V> Decision<V> {
         }
     }
 
-    /// Returns the value that is served, for a caller that loads none, and counts the caller.
+    /// Returns the value that is served, for a caller that does not load, and counts the caller.
     pub(super) fn found(self, counters: &Counters) -> Result<Option<V>, Error> {
         match self {
             Self::Unanswered(error) => Err(error.into()),
@@ -71,7 +69,7 @@ impl<V> Decision<V> {
         }
     }
 
-    /// Returns the value that is served, also one that is kept for failures only.
+    /// Returns the value that is served, or one that is kept for failures.
     pub(super) fn value_or_fallback(self) -> Option<Loaded<V>>
     where
         V: Clone + 'static,
@@ -83,11 +81,11 @@ impl<V> Decision<V> {
     }
 }
 
-/// A question to the backend for the entry of a key.
-struct EntryQuestion<'a> {
+/// A read of the entry of a key.
+struct EntryRead<'a> {
     key: &'a Key,
     name: &'a Name,
-    /// Taken before the question is sent. `None` if the process keeps no copies.
+    /// Taken before the command is sent. `None` if the process keeps no copies.
     fill: Option<Fill>,
 }
 
@@ -96,12 +94,12 @@ struct TaggedAnswer<'a> {
     key: &'a Key,
     answer: &'a mut Answered,
     tagged: Arc<Tagged>,
-    /// How a deferred write ends one of the tags.
+    /// How a deferred write invalidates one of the tags.
     deferred: Option<TagEnd>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
-    /// Returns the value that is in this process, if it may be served without a question.
+    /// Returns the value of this process, if it may be served without asking the backend.
     #[inline]
     pub(super) fn local_value(&self, key: &str, options: &Options) -> Option<Loaded<V>> {
         if let Some(values) = &self.local.fresh_values {
@@ -115,11 +113,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if row.entry.fence < options.rules.least_fence {
             return None;
         }
-        self.meter.sample_local_age(|| row.asked.elapsed());
+        self.meter.sample_local_age(|| row.read_at.elapsed());
         Some(Loaded { value: row.value.clone(), source: Source::Local, record: row.record })
     }
 
-    /// Returns how long this process leaves the refresh of a copy to others, within a window.
+    /// Returns how long this process leaves the refresh of a copy to other processes, within a
+    /// window.
     fn delay_of_copy(&self, key: &str, fence: u64, window: Duration) -> Duration {
         match self.name(&key.into()) {
             Ok(name) => self.loads.refreshes.delay(&name, fence, window),
@@ -127,8 +126,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Asks the backend for an entry, and decides what the entry is good for. Keeps a copy of the
-    /// entry, if the copy may be served later.
+    /// Reads an entry from the backend, and decides what it means for the caller. Keeps a copy of
+    /// the entry, if the copy may be served later.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
         if let Err(error) = self.backend.writes_repeated(name).await {
             return self.no_entry(name, &error);
@@ -139,15 +138,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let fill = copies.as_ref().map(|copies| copies.begin(store, name, Instant::now()));
         let mut answer = store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
-        let question = EntryQuestion { key, name, fill };
+        let read = EntryRead { key, name, fill };
         let Some((values, begun)) = begun else {
-            return self.end_read(question, rules, answer);
+            return self.end_read(read, rules, answer);
         };
         let candidate = match &answer {
             Ok(Some(entry)) => values.candidate(begun, entry),
             _ => None,
         };
-        let decision = self.end_read(question, rules, answer);
+        let decision = self.end_read(read, rules, answer);
         if let Some(candidate) = candidate
             && let Decision::Served(loaded, None) = &decision
         {
@@ -156,7 +155,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         decision
     }
 
-    /// Reads some entries with one question, as [`read`](Self::read) does.
+    /// Reads some entries with one command, each as [`read`](Self::read) does.
     pub(super) async fn read_many<'a>(
         &'a self,
         keys: &'a [&'a Key],
@@ -171,10 +170,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
         let copies = self.local.copies.as_ref();
         let now = Instant::now();
-        let mut questions = Vec::with_capacity(names.len());
+        let mut reads = Vec::with_capacity(names.len());
         for (key, name) in keys.iter().zip(names) {
             let fill = copies.map(|copies| copies.begin(store, name, now));
-            questions.push(EntryQuestion { key, name, fill });
+            reads.push(EntryRead { key, name, fill });
         }
         let mut answers = match store.get_many(names, backend.asks_age(rules)).await {
             Ok(answers) => answers,
@@ -186,17 +185,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
         }
         self.judge_all(keys, &mut answers).await;
-        let answered = questions.into_iter().zip(answers);
-        answered.map(|(question, answer)| self.end_read(question, rules, answer))
+        let answered = reads.into_iter().zip(answers);
+        answered.map(|(read, answer)| self.end_read(read, rules, answer))
     }
 
-    fn end_read(
-        &self,
-        question: EntryQuestion<'_>,
-        rules: &Rules,
-        mut answer: Answered,
-    ) -> Decision<V> {
-        let EntryQuestion { key, name, fill } = question;
+    /// Decides what an answer means for the caller, and keeps or drops the copy of the entry.
+    fn end_read(&self, read: EntryRead<'_>, rules: &Rules, mut answer: Answered) -> Decision<V> {
+        let EntryRead { key, name, fill } = read;
         let mut size = 0;
         if let Ok(Some(entry)) = &answer {
             size = entry.payload.len();
@@ -213,7 +208,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             matches!(&decision, Decision::Served(Loaded { source: Source::Hit, .. }, None));
         match (answer, value) {
             (Ok(Some(entry)), Some(value)) => {
-                copies.note(fill, key, (entry, size), value, is_hit, rules);
+                let copied = CopiedEntry { entry, size };
+                copies.note(fill, key, copied, value, is_hit, rules);
             }
             (Ok(Some(_)), None) => copies.remove(key),
             _ if matches!(decision, Decision::Unanswered(_)) => {}
@@ -222,8 +218,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         decision
     }
 
-    /// Takes the payload out of an entry of this codec. What is left is what the entry is good for
-    /// in this process.
+    /// Takes the payload out of an entry of this codec. An entry whose stale value is for its
+    /// loader alone loses the windows in which other callers would get it.
     pub(super) fn take_payload(&self, entry: &mut Entry) -> Bytes {
         let payload = mem::take(&mut entry.payload);
         if self.format.codec.is_for_loader_only(&payload) {
@@ -232,16 +228,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         payload
     }
 
-    /// Judges an answer, if its entry has tags.
+    /// Ends the entry of an answer if one of its tags was invalidated.
     pub(super) async fn judge(&self, key: &Key, answer: &mut Answered) {
         if let Ok(Some(Entry { tagged: Some(_), .. })) = answer {
-            // In a box, which an entry without tags does not need.
+            // The box keeps the caller's future small. An entry without tags does not need it.
             Box::pin(self.judge_all(&[key], slice::from_mut(answer))).await;
         }
     }
 
-    /// Asks what the ends of their tags say of some entries, with one question, and notes it in the
-    /// entries. An error takes the place of an answer.
+    /// Reads the tags of some entries with one command, and ends the entries whose tags were
+    /// invalidated. If the read fails, its error takes the place of these answers.
     pub(super) async fn judge_all(&self, keys: &[&Key], answers: &mut [Answered]) {
         let mut judged = Vec::new();
         let mut tags = Vec::new();
@@ -249,7 +245,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let Ok(Some(Entry { tagged: Some(tagged), .. })) = answer else { continue };
             let tagged = tagged.clone();
             tags.extend(tagged.all());
-            // Before the question: an end that is repeated meanwhile is in no answer.
+            // Before the read, because a deferred write that is repeated meanwhile is in neither.
             let deferred = self.backend.writes.end_of(&tagged);
             judged.push(TaggedAnswer { key, answer, tagged, deferred });
         }
@@ -257,7 +253,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return;
         }
         let ends = self.backend.store.tag_ends(&self.local.tags.name, &tags).await;
-        // The ends lie in the order of the tags.
+        // The answer has the order of the tags.
         let mut ends = ends.map(IntoIterator::into_iter);
         for TaggedAnswer { key, answer, tagged, deferred } in judged {
             match &mut ends {
@@ -273,8 +269,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Decides what an answer about a name is good for, with the schema and the codec of this
-    /// process, and the rules of the caller. Takes the payload out of the entry.
+    /// Decides what an answer means for the caller, by the schema and the codec of this process and
+    /// the rules of the caller. Takes the payload out of the entry.
     pub(super) fn decide(&self, name: &Name, rules: &Rules, answer: &mut Answered) -> Decision<V> {
         let entry = match answer {
             Ok(Some(entry)) => entry,
@@ -332,8 +328,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Decodes an entry. A codec that panics fails: otherwise the entry would be in the way of its
-    /// own reload.
+    /// Decodes an entry. A panic of the codec is an error, because otherwise the entry could never
+    /// be loaded anew.
     fn decode(&self, entry: &mut Entry) -> Result<V, BoxError> {
         let decode = AssertUnwindSafe(|| self.format.codec.decode(self.take_payload(entry)));
         match catch_unwind(decode) {
@@ -342,7 +338,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         }
     }
 
-    /// Decides about an error. Stored bytes that are no entry count as missing.
+    /// Decides what an error of the backend means. Stored bytes that are no entry count as missing.
     fn no_entry(&self, name: &Name, error: &BackendError) -> Decision<V> {
         self.counters.backend_errors.add();
         if error.kind() != BackendErrorKind::Foreign {
@@ -352,7 +348,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Decision::Miss { seen: 0 }
     }
 
-    /// Counts stored bytes that are of no use.
+    /// Counts and logs an entry that cannot be decoded.
     fn undecodable(&self, name: &Name, error: &(dyn StdError + 'static), words: &str) {
         let error = Chain(error);
         if self.format.undecodable.first() {

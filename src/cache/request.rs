@@ -1,4 +1,4 @@
-//! A request: it joins the flight of its key, leads it, or loads for its caller alone.
+//! A request joins the flight of its key, leads that flight, or loads for its caller alone.
 
 use std::{fmt, mem, sync::Arc, time::Duration};
 
@@ -24,19 +24,8 @@ use crate::{
     time::after,
 };
 
-/// The entry that a touch would change.
-struct Touchable<V> {
-    /// Its fence, or zero for whatever stands.
-    seen: u64,
-    /// Its value, if the windows depend on that.
-    value: Option<V>,
-}
-
-/// How often a touch looks at the entry again that was replaced since its last look.
-const TOUCHES: u32 = 4;
-
-/// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes
-/// it.
+/// One request for a key, with options of its own. [`Cache::request`](super::Cache::request)
+/// returns it.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -58,11 +47,48 @@ const TOUCHES: u32 = 4;
 pub struct Request<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
-    /// The options, if they are not the cache's. In a box, because each follower carries it.
+    /// The options of the cache, or a changed copy. Behind an `Arc`, because each follower carries
+    /// them.
     pub(super) options: Arc<Options>,
 }
 
+/// The entry that a touch would change.
+struct Touchable<V> {
+    /// The fence of the entry, or zero to touch any entry.
+    seen: u64,
+    /// The value of the entry, if its windows depend on the value.
+    value: Option<V>,
+}
+
+/// How often a touch tries again, because another write has replaced the entry since the read.
+const TOUCHES: u32 = 4;
+
 impl<V: Clone + Send + Sync + 'static> Request<V> {
+    /// Returns the value of the key and its source, as
+    /// [`Cache::get_or_load`](super::Cache::get_or_load) finds or makes it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
+    pub fn load<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        // The future of an async function would hold a second copy of its arguments.
+        let core = self.core.clone();
+        let outcome = self.fly(move |lead| loader::of_user(loader(lead)));
+        outcome.map(move |outcome| value_of(outcome, &core.counters))
+    }
+
     /// Stores a value with the time to live and the windows of this request. Everything else is as
     /// for [`Cache::insert`](super::Cache::insert).
     ///
@@ -83,17 +109,49 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         core.edit(&key, &name, &put).await
     }
 
-    /// Starts the windows of the stored value anew, with the settings of this request, such as when
-    /// a write has not changed it. A [negative](super::Builder::negative_ttl) value keeps its own
-    /// time to live, unless this request sets one. The value of a load that is under way is not
-    /// stored.
+    /// Loads the value anew, and stores it. Meanwhile all other callers are served the old value,
+    /// if it may be served.
     ///
-    /// Returns false if there is no value, or if it was [expired](super::Cache::expire). An expired
-    /// value is not revived, because the caller may not know of the expiry.
+    /// No value of a load that began before this call is stored, in the whole fleet. If another
+    /// load begins during this call, its value is returned, and this loader may not run. So many
+    /// refreshes at once cost few loads. If the load fails, the old value stays.
     ///
     /// # Errors
     ///
-    /// As with [`Cache::invalidate`](super::Cache::invalidate). It is never repeated later.
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load), and
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused before the
+    /// load began. [`ShutDown`](crate::ErrorKind::ShutDown) if the cache is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after the load began, the load goes on in the background.
+    pub fn refresh<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        let core = self.core.clone();
+        let work = loader::boxed(move |lead| loader::of_user(loader(lead)));
+        let outcome = self.refresh_by(work);
+        outcome.map(move |outcome| value_of(outcome, &core.counters))
+    }
+
+    /// Starts the windows of the stored value anew, with the settings of this request. Use it when
+    /// you know that the value is still true. A [negative](super::Builder::negative_ttl) value
+    /// keeps its own time to live, unless this request sets a [`ttl`](Self::ttl). The value of a
+    /// load that is under way is not stored.
+    ///
+    /// Returns false if there is no value, or if the value was [expired](super::Cache::expire). An
+    /// expired value is not revived, because the caller may not know of the expiry.
+    ///
+    /// # Errors
+    ///
+    /// As with [`Cache::invalidate`](super::Cache::invalidate). A failed touch is never repeated
+    /// later.
     ///
     /// # Cancel safety
     ///
@@ -101,7 +159,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, options } = &self;
         let name = core.name(key)?;
-        // Also if there is nothing to touch.
+        // The copies of this process go even if there is nothing to touch.
         let _changed = core.changing(key);
         for _ in 0..TOUCHES {
             let Some(Touchable { seen, value }) = self.look_to_touch(&name).await? else {
@@ -109,7 +167,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             };
             let windows = core.windows(options, value.as_ref(), &options.keeping());
             let touched = core.edit(key, &name, &Edit::Touch { windows, seen }).await?;
-            // Otherwise another entry may stand by now, with windows of its own.
+            // If nothing was touched, another entry may be stored by now. It is read again, because
+            // it may have other windows.
             if touched > 0 || seen == 0 {
                 return Ok(touched > 0);
             }
@@ -117,11 +176,46 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Ok(false)
     }
 
-    /// Looks at the entry that a touch would change, where the touch depends on it. Returns `None`
+    /// Returns the stored value, or a load under the lease of the key.
+    ///
+    /// Use this to load by something else than a closure, such as by a stream that other code
+    /// reads. Two calls of `begin` in one process meet at the lease as two processes do: the second
+    /// call waits for the value of the first.
+    ///
+    /// # Errors
+    ///
+    /// - The failure of the load that this call waited for, or after which the key backs off.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many
+    ///   [loads](super::Builder::max_loads) are under way.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, a lease that was granted is released.
+    ///
+    /// # Examples
+    ///
+    /// [`Load`](crate::cache::Load) has one.
+    pub async fn begin(mut self) -> Result<Begun<V>, Error> {
+        self.options_mut().sharing.passes_uncacheable = true;
+        let Self { core, key, options } = self;
+        if let Some(loaded) = core.local_value(&key.text, &options) {
+            core.counters.served(loaded.source());
+            return Ok(Begun::Ready(loaded));
+        }
+        let run = Run::alone(&core, &key, options, RunStart::Look)?;
+        if core.loads.begun.is_closed() {
+            return Ok(Begun::Alone);
+        }
+        Box::pin(run.begin()).await
+    }
+
+    /// Reads the entry that a touch would change, if the touch depends on the entry. Returns `None`
     /// if there is nothing to touch.
     ///
-    /// The end of a tag may be forgotten before the windows would end. A value that says that there
-    /// is none has a life of its own. An entry from before an outage may count as old.
+    /// A touch depends on the entry in three cases: one of its tags may be invalidated, and the
+    /// backend would forget that before the new windows end; a value that means "not found" has its
+    /// own time to live; an entry from before an outage may count as old.
     async fn look_to_touch(&self, name: &Name) -> Result<Option<Touchable<V>>, Error> {
         let Self { core, key, .. } = self;
         if !core.local.tags.is_on
@@ -145,104 +239,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Ok(value.map(|value| Touchable { seen, value: Some(value) }))
     }
 
-    /// Returns the value of the key and its source, as
-    /// [`Cache::get_or_load`](super::Cache::get_or_load) finds or makes it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
-    pub fn load<F, Fut, E>(
-        self,
-        loader: F,
-    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<V, E>> + Send + 'static,
-        E: Into<BoxError> + 'static,
-    {
-        // Not an async function, whose future would hold a copy of what it passes on.
-        let core = self.core.clone();
-        let work = move |lead| loader::of_user(loader(lead));
-        self.fly(work).map(move |flown| value_of(flown, &core.counters))
-    }
-
-    /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
-    /// if there is one that may be served.
-    ///
-    /// The value of each load that began before is not stored, in the whole fleet. If another load
-    /// begins during this call, its value is returned, and this loader may not run. So many
-    /// refreshes at once are few loads. A load that fails leaves the old value as it is.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cache::get_or_load`](super::Cache::get_or_load), and
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused before the
-    /// load began. [`ShutDown`](crate::ErrorKind::ShutDown) if the cache is shut down.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped after the load began, the load goes on in the background.
-    pub fn refresh<F, Fut, E>(
-        self,
-        loader: F,
-    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
-    where
-        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
-        Fut: Future<Output = Result<V, E>> + Send + 'static,
-        E: Into<BoxError> + 'static,
-    {
-        let core = self.core.clone();
-        let work = move |lead| loader::of_user(loader(lead));
-        self.refresh_by(loader::boxed(work)).map(move |flown| value_of(flown, &core.counters))
-    }
-
-    /// Returns the stored value, or a load under the lease of its key.
-    ///
-    /// This is how to load by something else than a closure, such as by a stream that is read
-    /// elsewhere. Two calls of `begin` in one process meet at the lease as two processes do: the
-    /// second one waits for the value of the first.
-    ///
-    /// # Errors
-    ///
-    /// - The failure of the load that this call waited for, or after which the key backs off.
-    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
-    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many
-    ///   [loads](super::Builder::max_loads) are under way.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, a lease that it was granted is released.
-    ///
-    /// # Examples
-    ///
-    /// [`Load`](crate::cache::Load) has one.
-    pub async fn begin(mut self) -> Result<Begun<V>, Error> {
-        self.options_mut().sharing.passes_uncacheable = true;
-        let Self { core, key, options } = self;
-        if let Some(loaded) = core.local_value(&key.text, &options) {
-            core.counters.served(loaded.source());
-            return Ok(Begun::Ready(loaded));
-        }
-        let run = Run::alone(&core, &key, options, RunStart::Look)?;
-        if core.loads.begun.is_closed() {
-            return Ok(Begun::Alone);
-        }
-        Box::pin(run.begin()).await
-    }
-
     async fn refresh_by(mut self, work: Work<V>) -> Outcome<V> {
-        // The entry to replace is read also if it is fresh.
+        // The entry is read even if it is fresh, because this load replaces it.
         let rules = &mut self.options_mut().rules;
-        (rules.replaces, rules.aged) = (true, true);
+        rules.replaces = true;
+        rules.aged = true;
         let Self { core, key, options } = self;
         if core.loads.begun.is_closed() {
             return Err(Error::shut_down());
         }
-        // First, so that each load that began before this call is beaten.
+        // The fence of this command is greater than the fences of all loads that have begun, so
+        // none of their values is stored.
         let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
         let begun = core.loads.begun.token();
@@ -251,17 +258,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         }
         let run = Run::alone(&core, &key, options, RunStart::Supersede(burnt))?;
         let load = run.load(work).in_current_span();
-        // A loader that asks for a refresh is the one that loads.
+        // If a loader asks for this refresh, the refresh is a part of that loader's flight.
         let load = match flight::current() {
             Some(number) => core.loads.begun.spawn(flight::within(number, load)),
             None => core.loads.begun.spawn(load),
         };
-        // The caller may not be polled any more.
+        // A shutdown must not wait for this caller, who may not be polled any more.
         drop(begun);
         load.await.unwrap_or_else(|_| Err(cut_off()))
     }
 
-    /// As [`load`](Self::load), for work that may make an answer for its caller alone.
+    /// Does what [`load`](Self::load) does, for work that may have an answer for its caller alone.
     pub(crate) fn fly<F, Fut>(self, work: F) -> impl Future<Output = Outcome<V>> + Send + 'static
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
@@ -275,10 +282,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             }
             let takes_heads = options.sharing.takes_heads;
             let patience = Patience::new(&options);
-            // Nothing but what the caller needs lives across a wait, so that its future is small.
+            // Only what the caller needs lives across a wait, so that its future is small.
             let mut looked = None;
             if let Some(key_use) = begin_lone_look(&core, &key, &options) {
-                // In a box, which a caller that waits does not need.
+                // The box keeps the future of a caller that waits small.
                 match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
                     LoneLook::Served(outcome) => return outcome,
                     LoneLook::Refreshes(outcome, refresh) => {
@@ -298,7 +305,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     return for_caller(end, caller.leads);
                 }
             }
-            // The cache is shut down, or a loader asks for a key that waits for it.
+            // The cache is shut down, or this caller is a loader and the flight of the key waits
+            // for that loader.
             if takes_heads {
                 return Ok(FlightResult::Alone(Alone::Uncacheable));
             }
@@ -309,8 +317,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Begins a lone look of a caller, if no other caller asks for the key. A call for many keys has
-/// looked already.
+/// Begins a lone look, if no other caller asks for the key. A call for many keys has read its keys
+/// already.
 fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<KeyUse> {
     let has_looked = options.batch.as_ref().is_some_and(|member| member.missed.is_some());
     if has_looked {
@@ -319,10 +327,10 @@ fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<Ke
     core.loads.flights.begin_lone_look(key)
 }
 
-/// The settings of a request, in place of its cache's.
+/// The settings of a request, in place of the settings of its cache.
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Sets how long the value is fresh, if this caller is the one that loads it. Zero is 1 ms at
-    /// most, and [`Lead::do_not_store`](crate::cache::Lead::do_not_store) stores nothing.
+    /// Sets how long the value is fresh, if this caller loads it. Zero means at most 1 ms. To store
+    /// nothing, use [`Lead::do_not_store`](crate::cache::Lead::do_not_store).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         let options = self.options_mut();
         options.windows.fresh = ttl;
@@ -338,8 +346,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Sets how long the value is [served
-    /// stale](crate::cache::Builder::stale_while_revalidate), if this caller is the one that loads
-    /// it. The limit also applies to a value that is already stored. Zero asks for a fresh value.
+    /// stale](crate::cache::Builder::stale_while_revalidate), if this caller loads it. The limit
+    /// also applies to a value that is already stored. Zero asks for a fresh value.
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
         let options = self.options_mut();
         options.windows.stale = window;
@@ -349,8 +357,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Sets how long the value is [kept for failures](crate::cache::Builder::stale_if_error), if
-    /// this caller is the one that loads it. The limit also applies to a value that is already
-    /// stored.
+    /// this caller loads it. The limit also applies to a value that is already stored.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         let options = self.options_mut();
         options.windows.error = window;
@@ -359,36 +366,37 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long to wait for the load of another process, if this caller is the one that leads.
+    /// Sets how long to wait for the load of another process, if this caller leads the flight.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options_mut().wait_limit = limit;
         self
     }
 
-    /// Gives the value a tag, if this caller is the one that loads or inserts it, as
+    /// Gives the value a tag, if this caller loads or inserts it, as
     /// [`Lead::tag`](crate::cache::Lead::tag) does.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.options_mut().tagged.tags.push(tag.into());
         self
     }
 
-    /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than this,
-    /// and keeps the copy that this call makes for no longer. It only shortens
-    /// [`max_age`](crate::cache::LocalTier::max_age). Zero asks the backend.
+    /// Accepts no copy of the [local tier](crate::cache::Builder::local) that is older than `age`,
+    /// and keeps the copy that this call makes for at most `age`. An `age` beyond
+    /// [`max_age`](crate::cache::LocalTier::max_age) has no effect. Zero always asks the backend.
     pub fn max_local_age(mut self, age: Duration) -> Self {
         self.options_mut().rules.copy = age;
         self
     }
 
-    /// Accepts nothing of this process that may be older than this
-    /// [fence](crate::cache::Loaded::fence), which an act of any process has returned: neither a
-    /// copy of the [local tier](crate::cache::Builder::local), nor a value that is
-    /// [remembered](crate::cache::Builder::outage_memory) in an outage, nor a load that other
-    /// callers share. So a process reads at once what another one has written.
+    /// Accepts nothing that may be older than a [fence](crate::cache::Loaded::fence), which a write
+    /// of any process has returned. So a process reads at once what another process has written.
     ///
-    /// While the backend is away, the value is loaded anew. Callers with the same fence share a
-    /// load. Fences follow the clock of the server. After that clock went back, a copy with a
-    /// greater fence may be older, and is served for up to its
+    /// The request then uses no older copy of the [local tier](crate::cache::Builder::local), and
+    /// no older value that is [remembered](crate::cache::Builder::outage_memory) in an outage. It
+    /// joins no load of callers that accept older values. While the backend is away, the value is
+    /// loaded anew. Callers with the same fence share a load.
+    ///
+    /// Fences follow the clock of the server. After that clock went back, a copy with a greater
+    /// fence may be older, and is served for up to its
     /// [`max_age`](crate::cache::LocalTier::max_age).
     pub fn not_older_than(mut self, fence: u64) -> Self {
         self.options_mut().rules.least_fence = fence;
@@ -400,7 +408,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Looks for a caller whose key no other caller asks for.
+/// Reads the entry for a caller whose key no other caller asks for.
 async fn look_alone<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     key: &Key,
@@ -415,7 +423,7 @@ async fn look_alone<V: Clone + Send + Sync + 'static>(
 struct InFlight<V> {
     follower: Follower<Outcome<V>>,
     leads: bool,
-    /// The wait of a loader, if the caller is one.
+    /// The edge in the graph of waits, if the caller is a loader.
     _edge: Option<Edge>,
 }
 
@@ -424,7 +432,7 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
     /// Returns `None` if the caller is to load alone: the cache is shut down, or the caller is a
     /// loader that would wait for itself.
     ///
-    /// Not a part of the async function, whose future would hold all that is here.
+    /// A function of its own, because the future of an async function would hold all of this.
     fn join<F, Fut>(
         core: &Arc<Core<V>>,
         key: &Key,
@@ -446,8 +454,8 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
         let leads = leader.is_some();
         match leader {
             Some(leader) => {
-                // If the key has no name, its followers join anew, and are told so as well. A key
-                // of a batch is decided when its run ends.
+                // If the key is invalid, `Run::new` fails, and the followers join anew and get the
+                // same error. A key of a batch is decided when its run ends.
                 let options = mem::replace(options, core.settings.options.clone());
                 let run = Run::new(core, key, options, leader, RunStart::Look)?;
                 let work = work.take().ok_or_else(cut_off)?;
@@ -459,23 +467,23 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
     }
 }
 
-/// For how long a caller waits for a load while there is an old value.
+/// How long a caller waits for a load while there is an old value.
 struct Patience {
     until: Instant,
-    /// The stored values that the caller accepts after that.
+    /// Which stored values the caller accepts after that time.
     rules: Rules,
 }
 
 impl Patience {
-    /// In a box, which most callers do not need.
+    /// Returns `None` for most callers, so the limit has a box.
     fn new(options: &Options) -> Option<Box<Self>> {
         let limit = options.serve_stale_after?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
     }
 }
 
-/// Waits for the end of a flight, as long as the patience of its caller lasts. A caller that leads
-/// has the span of its load, and no other.
+/// Waits for the end of a flight, for as long as the caller has patience. The wait of a leader has
+/// no span, because its load has one.
 fn wait<V: Clone + Send + Sync + 'static>(
     patience: Option<&Patience>,
     core: &Arc<Core<V>>,
@@ -488,7 +496,7 @@ fn wait<V: Clone + Send + Sync + 'static>(
     if patience.is_none() && span.is_disabled() {
         return Either::Left(follower.wait(takes_heads));
     }
-    // In a box, which most callers do not need.
+    // The box keeps the future of most callers small.
     Either::Right(Box::pin(async move {
         let waiting = async {
             match patience {
@@ -504,7 +512,7 @@ fn wait<V: Clone + Send + Sync + 'static>(
     }))
 }
 
-/// Waits for a flight, and after the limit reads the stored value, if one may be served.
+/// Waits for a flight. After the limit, serves the stored value if it may be served.
 async fn wait_until<V: Clone + Send + Sync + 'static>(
     patience: &Patience,
     core: &Arc<Core<V>>,
@@ -531,8 +539,8 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
     Landing::Outcome(Ok(FlightResult::Loaded(old)))
 }
 
-/// Enters the wait of a loader, if it is one that waits, for a flight into the graph of waits, and
-/// gives its flight notice. Fails if the two would wait for each other.
+/// If a loader waits for a flight, adds the wait to the graph of waits, and notifies the flight.
+/// Fails if the loader and the flight would wait for each other.
 fn nest<T>(loader: Option<u64>, follower: &Follower<T>) -> Result<Option<Edge>, ()> {
     let Some(from) = loader else { return Ok(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {

@@ -16,25 +16,25 @@ use crate::{
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
-/// With less, no copy would be kept, because a copy takes a quarter at most.
+/// A tier of less weight would keep no copy, because a copy takes at most a quarter of the weight.
 const LEAST_WEIGHT: usize = 2 << 10;
-/// How far a tier may be behind at most, in all versions of this crate.
+/// How far a local tier may be behind the backend, in all versions of this crate.
 pub(super) const GREATEST_STALENESS: Duration = Duration::from_secs(2);
 
 /// The settings that a request may change.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) windows: Windows,
-    /// The windows that the request has set, in place of those of its cache.
+    /// The windows that the request has set itself.
     pub(super) own: OwnWindows,
     pub(super) rules: Rules,
     pub(super) serve_stale_after: Option<Duration>,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
-    /// Set if the key is one of many that a call asks for.
+    /// Set if the request is part of a call for many keys.
     pub(super) batch: Option<Arc<Member>>,
-    /// The tags that the caller gives the value. Their number is from before the value was read, or
-    /// 0 if it is not known.
+    /// The tags that the caller gives the value. The tag number is from before the value was read
+    /// from the origin, or 0 if it is not known.
     pub(super) tagged: Tagged,
 }
 
@@ -47,10 +47,10 @@ pub(super) struct OwnWindows {
 }
 
 impl Options {
-    /// Returns how a value is kept that the request stores without a load.
+    /// Returns how long an inserted value is kept.
     ///
-    /// The windows in which a value is stale also say what the request accepts. So they say how a
-    /// value is kept only beside a time to live.
+    /// The stale windows of a request also say what stale values the request accepts. So they set
+    /// how long a value is kept only if the request sets a time to live, too.
     pub(super) fn keeping(&self) -> Keeping {
         if self.own.fresh.is_none() {
             return Keeping::default();
@@ -63,14 +63,16 @@ impl Options {
         }
     }
 
-    /// Notes that another load is waited for.
+    /// Marks the key of a call for many keys as decided, because its caller waits for another load.
     pub(super) fn will_wait(&self) {
-        self.batch.iter().for_each(|member| member.decided());
+        if let Some(member) = &self.batch {
+            member.decided();
+        }
     }
 }
 
-/// How long a key is remembered as uncacheable. A longer time keeps a key apart that has become
-/// cacheable, and a shorter one has more callers wait for each other in vain.
+/// How long a key is remembered as uncacheable. With a longer time, a key that has become cacheable
+/// is shared later. With a shorter time, more callers wait for each other in vain.
 pub(crate) const UNCACHEABLE_LIFE: Duration = Duration::from_secs(10);
 
 /// How the callers of a flight share its load. The default is how the callers of a loader do.
@@ -81,28 +83,28 @@ pub(crate) struct Sharing {
     pub(crate) passes_uncacheable: bool,
     /// The key is loaded as if no process remembered it as uncacheable.
     pub(crate) claims_uncacheable: bool,
-    /// A load beyond the cap on loads does not queue. By default, it does for as long as the wait
-    /// limit.
+    /// A load beyond the limit of loads does not queue. By default, the load queues for as long as
+    /// the wait limit.
     pub(crate) never_queues: bool,
-    /// Each caller of a load beyond the cap on loads loads for itself, without a flight. By
+    /// Each caller of a load beyond the limit of loads loads for itself, without a flight. By
     /// default, these callers get an error.
     pub(crate) passes_full: bool,
-    /// The flight waits for one load of another process, and not for the load that follows it.
+    /// The flight waits for one load of another process, and not for the next load after it.
     pub(crate) waits_once: bool,
     /// The callers take the head of a value whose rest is on its way.
     pub(crate) takes_heads: bool,
-    /// How long the rest of such a value may take, behind the load.
+    /// How long the rest of such a value may take after the load.
     pub(crate) rest_limit: Duration,
-    /// The key is of this process alone: its load takes no lease, and stores nothing.
+    /// The key belongs to this process alone. Its load takes no lease, and stores nothing.
     pub(crate) is_local: bool,
     /// A failed load decides nothing for other callers, unless a rule of the cache says so. By
     /// default, its key does not back off, and the next refresh may begin.
     pub(crate) fails_alone: bool,
-    /// The value only leads to others: its load is not counted.
+    /// The value only leads to other keys, so its load is not counted.
     pub(crate) is_uncounted: bool,
 }
 
-/// Returns whether a value says that there is none.
+/// Returns whether a value means that there is nothing.
 pub(super) type IsNegative<V> = dyn Fn(&V) -> bool + Send + Sync;
 
 /// Each field is a setting of [`Builder`](super::Builder).
@@ -110,7 +112,7 @@ pub(crate) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
     pub(crate) options: Arc<Options>,
-    /// The part of the time to live by which it is shortened at most.
+    /// The greatest fraction by which a time to live is shortened.
     pub(super) ttl_jitter: f64,
     pub(super) negative_ttl: Duration,
     pub(super) load_limit: Duration,
@@ -122,7 +124,7 @@ pub(crate) struct Settings {
     pub(crate) max_value: usize,
     /// A load ends when its last caller leaves.
     pub(crate) cancels_abandoned: bool,
-    /// By default, it depends on the backend.
+    /// `None` is the default, which depends on the backend.
     pub(super) outage_memory: Option<usize>,
     pub(super) local: Option<LocalTier>,
     /// The limit of values of a cache for one process.
@@ -170,7 +172,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Warns of settings that do not what they seem to.
+    /// Warns of settings that do not have the effect that they seem to have.
     pub(super) fn advise(&self, is_shared: bool) {
         let Options { windows, rules, serve_stale_after, .. } = &*self.options;
         let half = windows.fresh / 2;
@@ -238,19 +240,22 @@ impl Default for LocalTier {
 }
 
 impl LocalTier {
-    /// Creates settings with the greatest weight of all copies: their encoded values, their keys,
-    /// and 470 bytes for each; at least 2 KiB. A copy that takes more than a quarter of it is not
-    /// kept. What the tier notes of changes takes 0.25 MiB more.
+    /// Creates settings with the greatest weight of all copies, in bytes; at least 2 KiB. The
+    /// weight of a copy is its encoded value, its key, and 470 bytes. A copy that takes more than a
+    /// quarter of the weight is not kept. The tier needs 0.25 MiB more to keep track of changes.
     pub fn weight(bytes: usize) -> Self {
-        let (max_age, max_staleness) = (Duration::from_secs(10), Duration::from_secs(1));
-        Self { weight: bytes, max_age, max_staleness }
+        Self {
+            weight: bytes,
+            max_age: Duration::from_secs(10),
+            max_staleness: Duration::from_secs(1),
+        }
     }
 
-    /// Sets how long a copy is served at most before the backend is asked again. Defaults to 10 s;
-    /// at least 1 ms.
+    /// Sets how long a copy is served before the backend is asked again. Defaults to 10 s; at least
+    /// 1 ms.
     ///
-    /// It bounds the changes that no message tells of: a foreign write, an eviction, a `FLUSHALL`,
-    /// a step of the server's clock, and a change by a process that may not publish.
+    /// This age is the bound for changes without a message: a foreign write, an eviction, a
+    /// `FLUSHALL`, a step of the server's clock. So it is for a process that may not publish.
     pub fn max_age(mut self, time: Duration) -> Self {
         self.max_age = time;
         self
@@ -258,7 +263,7 @@ impl LocalTier {
 
     /// Sets how far a copy may be behind the backend. Defaults to 1 s; from 100 ms to 2 s.
     ///
-    /// Each process with a tier sends itself a message four times in this time.
+    /// In this time, each process with a tier sends itself four messages over the backend.
     pub fn max_staleness(mut self, time: Duration) -> Self {
         self.max_staleness = time;
         self

@@ -1,5 +1,8 @@
-//! Tags of a cache. An entry of the backend is checked against the ends of its tags in the backend,
-//! and a copy in this process against the ends that were told.
+//! The tags of a cache. An entry is checked against the invalidations of its tags in the backend,
+//! and a copy against the invalidations that this process has received.
+//!
+//! Each invalidation of a tag has a number, which is greater than all earlier numbers of the
+//! namespace. The number is called the end of the tag.
 
 use std::sync::{
     Arc,
@@ -13,15 +16,14 @@ use crate::{
     key::Name,
 };
 
-/// How many tags an entry has at most, and how long each is in bytes. RFC 9875, section 2.1, asks
-/// for 32 of 32 characters at least.
+/// The greatest number of tags of an entry. RFC 9875, section 2.1, requires at least 32.
 const MOST_TAGS: usize = 128;
+/// The greatest length of a tag, in bytes. RFC 9875 requires at least 32 characters.
 const LONGEST_TAG: usize = 512;
 
-/// Returns whether a value may have these tags, none of which is there twice.
+/// Returns whether a value may have these tags, which must all differ.
 pub(crate) fn are_fit(tags: &[Arc<str>]) -> bool {
-    let is_fit = |tag: &Arc<str>| (1..=LONGEST_TAG).contains(&tag.len());
-    tags.len() <= MOST_TAGS && tags.iter().all(is_fit)
+    tags.len() <= MOST_TAGS && tags.iter().all(|tag| (1..=LONGEST_TAG).contains(&tag.len()))
 }
 
 /// The tags of a cache.
@@ -30,10 +32,10 @@ pub(super) struct Tags {
     pub(super) is_on: bool,
     /// The name under which the namespace keeps its tags.
     pub(super) name: Name,
-    /// The greatest number of an end that this process was told, for each stripe of tags. A tag
-    /// whose stripe has another one that ended is asked for once more.
+    /// The greatest end that this process has received, for each stripe of tags. A copy with an
+    /// older number and a tag of that stripe is read again, even if another tag has ended.
     ends: Box<[AtomicU64]>,
-    /// The greatest number of all.
+    /// The greatest end of all tags.
     pub(super) greatest: AtomicU64,
 }
 
@@ -48,19 +50,28 @@ impl Tags {
         }
     }
 
-    /// Returns whether a tag of these stripes may have ended with a greater number than this.
+    /// Returns whether a tag of these stripes may have an end with a greater number than this.
     pub(super) fn have_ended(&self, stripes: impl IntoIterator<Item = usize>, number: u64) -> bool {
-        let last = |stripe: usize| self.ends[stripe % self.ends.len()].load(Ordering::Acquire);
-        stripes.into_iter().any(|stripe| last(stripe) > number)
+        for stripe in stripes {
+            if self.last_end(stripe).load(Ordering::Acquire) > number {
+                return true;
+            }
+        }
+        false
     }
 
     /// Notes the end of a tag.
     pub(super) fn note(&self, tag: &str, number: u64) {
-        self.ends[stripe_of(tag) % self.ends.len()].fetch_max(number, Ordering::AcqRel);
+        self.last_end(stripe_of(tag)).fetch_max(number, Ordering::AcqRel);
         self.greatest.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Returns the windows of a value, which the ends of its tags are to outlive.
+    fn last_end(&self, stripe: usize) -> &AtomicU64 {
+        &self.ends[stripe % self.ends.len()]
+    }
+
+    /// Shortens the windows of a value with tags, because the backend forgets the end of a tag
+    /// after [`TAGGED_LIFE`].
     pub(super) fn limit(&self, windows: Windows) -> Windows {
         if !self.is_on {
             return windows;
@@ -70,7 +81,7 @@ impl Tags {
         Windows { fresh, stale: windows.stale.min(left), error: windows.error.min(left) }
     }
 
-    /// Checks the tags of a value that is to be stored, or one that is to end.
+    /// Checks the tags of a value to store, or the tag to invalidate.
     ///
     /// # Errors
     ///
@@ -82,11 +93,12 @@ impl Tags {
             return Err(Error::new(ErrorKind::InvalidConfig, words));
         }
         if !are_fit(tags) {
-            let (count, longest) = (tags.len(), tags.iter().map(|tag| tag.len()).max());
+            let count = tags.len();
+            let longest = tags.iter().map(|tag| tag.len()).max();
+            let longest = longest.unwrap_or_default();
             let words = format!(
-                "{count} tags of up to {} bytes: give at most {MOST_TAGS}, each of 1 to \
-                 {LONGEST_TAG} bytes",
-                longest.unwrap_or_default()
+                "{count} tags of up to {longest} bytes: give at most {MOST_TAGS}, each of 1 to \
+                 {LONGEST_TAG} bytes"
             );
             return Err(Error::new(ErrorKind::InvalidKey, words));
         }

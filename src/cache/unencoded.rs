@@ -1,12 +1,12 @@
 //! Values that are not encoded, because only this process has them.
 //!
-//! The engine moves bytes. Here the bytes are the number of a value. They own the value, so it is
-//! dropped with their last copy. The code of a user, such as its `Clone` or `Drop`, runs under no
-//! lock.
+//! The engine moves bytes. In a cache for one process, the bytes are the number of a value, and own
+//! the value. So the value is dropped with the last copy of its bytes. The code of a user, such as
+//! `Clone` or `Drop` of the value, never runs under a lock.
 //!
-//! A fresh value is served without the engine, by its key. A row under the key has no share in the
-//! value, so a value that is replaced or evicted is gone from there, too. An act of this process
-//! removes the row, and no answer from before the act makes a new one.
+//! A fresh value is served from a table by key, without the engine. A row of the table has a weak
+//! reference to the value, so a value that is replaced or evicted is gone from the table, too. A
+//! write of this process removes the row, and a read from before the write makes no new row.
 
 use std::sync::{
     Arc, OnceLock, Weak,
@@ -32,15 +32,15 @@ use crate::{
     time::after,
 };
 
-/// The stripes of the acts that a row depends on.
+/// The number of stripes of writes. A write keeps the reads of its stripe from making rows.
 const STRIPES: usize = 64;
-/// After so many hits, the backend is told that the value is in use.
+/// Each eighth hit moves the value to the front of the backend's order of use.
 const HITS: u32 = 8;
 
 /// The codec that leaves values as they are.
 pub(super) struct Unencoded<V>(pub(super) Arc<ValueTable<V>>);
 
-/// The values, which their bytes own.
+/// The values by number, and the fresh values by key. The table owns no value.
 pub(super) struct ValueTable<V> {
     next: AtomicU64,
     by_number: DashMap<u64, Weak<StoredValue<V>>, Hasher>,
@@ -49,7 +49,7 @@ pub(super) struct ValueTable<V> {
 
 struct StoredValue<V> {
     value: V,
-    /// The key of its row, once there was one.
+    /// The key of the value's row, once there was a row.
     key: OnceLock<Key>,
 }
 
@@ -63,7 +63,7 @@ struct FreshRow<V> {
     hits: AtomicU32,
 }
 
-/// The bytes of a value: its number. They keep the value alive.
+/// The bytes of a value: its number. The bytes keep the value alive.
 struct ValueBytes<V> {
     bytes: [u8; 8],
     stored: Arc<StoredValue<V>>,
@@ -117,16 +117,16 @@ impl<V: Clone + Send + Sync + 'static> Codec<V> for Unencoded<V> {
     }
 
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {
-        // The clone is not made under a lock, because it is the code of a user.
+        // The clone is made without a lock, because it is the code of a user.
         let stored = self.0.stored(&bytes).ok_or("the value is of another cache")?;
         Ok(stored.value.clone())
     }
 }
 
-/// Where the values of a cache for one process are.
+/// The store of the values of a cache for one process.
 pub(super) struct ValueStore<V> {
     pub(super) table: Arc<ValueTable<V>>,
-    /// It has the entries, which own the values.
+    /// The backend has the entries, and their bytes own the values.
     pub(super) backend: MemoryBackend,
 }
 
@@ -134,11 +134,11 @@ pub(super) struct ValueStore<V> {
 pub(super) struct FreshValues<V> {
     table: Arc<ValueTable<V>>,
     backend: MemoryBackend,
-    /// The acts of this process.
+    /// The writes of this process.
     order: Order,
 }
 
-/// A value that a row may be made of, and what happened before its question.
+/// A value of which a row may be made, and the state of the writes before its read.
 pub(super) struct FreshCandidate<V> {
     begun: Fill,
     stored: Weak<StoredValue<V>>,
@@ -158,7 +158,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         }
         let stored = row.stored.upgrade()?;
         let record = row.record;
-        // A hit that two callers count as one is of no matter.
+        // Two callers may count one hit only, which does not matter.
         let hits = row.hits.load(Ordering::Relaxed) + 1;
         let used = if hits < HITS { None } else { Some(row.name.clone()) };
         row.hits.store(hits % HITS, Ordering::Relaxed);
@@ -169,13 +169,13 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         Some(Loaded { value: stored.value.clone(), source: Source::Hit, record })
     }
 
-    /// Begins a question to the engine.
+    /// Begins a read of the engine.
     pub(super) fn begin(&self, name: &Name) -> Fill {
-        self.order.mark(name, Instant::now())
+        self.order.fill(name, Instant::now())
     }
 
-    /// Returns the value of an entry that the engine has returned, if a row may be made of it. The
-    /// end of a tag ends no row, so an entry with tags has none.
+    /// Returns the value of an entry that the engine has returned, if a row may be made of it. An
+    /// entry with tags has no row, because the invalidation of a tag would not remove the row.
     pub(super) fn candidate(&self, begun: Fill, entry: &Entry) -> Option<FreshCandidate<V>> {
         if entry.tagged.is_some() {
             return None;
@@ -193,7 +193,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
         loaded: &Loaded<V>,
         rules: &Rules,
     ) {
-        // Some hits would refresh the value.
+        // With early refreshes, a hit may have to begin a refresh.
         if rules.early != EarlyRefresh::Off {
             return;
         }
@@ -215,7 +215,7 @@ impl<V: Clone + Send + Sync + 'static> FreshValues<V> {
 }
 
 impl<V> FreshValues<V> {
-    /// Removes the row of a key, and lets no answer to a question until now make a new one.
+    /// Removes the row of a key. A read that has begun makes no new row.
     pub(super) fn forget(&self, key: &Key, name: &Name) {
         self.order.forget(name, || drop(self.table.fresh.remove(key)));
     }

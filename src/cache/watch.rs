@@ -1,4 +1,4 @@
-//! Changes that are told to a cache of the user's own.
+//! Watches, which notify a cache of the user's own of changes.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -17,32 +17,36 @@ use crate::{
     sync::write,
 };
 
-/// Tells a cache of your own which values have changed, while it lives.
+/// Notifies a cache of your own of changed values, until the watch is dropped.
 pub struct EntryWatch<V> {
     core: Arc<Core<V>>,
     watched: Arc<WatchedOrder>,
 }
 
-/// Taken before a value is loaded, and given back to keep that value.
+/// Take a ticket before you load a value, and pass it to
+/// [`insert_if_current`](EntryWatch::insert_if_current) with the value.
 #[derive(Debug)]
 pub struct Ticket(Option<Fill>);
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Tells a listener of the changes of entries, to keep a cache of your own true.
+    /// Calls a listener for each change of an entry, to keep a cache of your own true.
     ///
-    /// The listener is given a key, or `None` if any key may have changed: a tag has ended, or the
-    /// connection broke and changes may have been missed. [`lag`](EntryWatch::lag) tells for how
-    /// long that could have gone unnoticed. What is told is what a [local
-    /// tier](super::Builder::local) is told, and the acts of this cache. In a cluster only
-    /// the latter are. The end of a value's life is not told: keep no value for longer than it
-    /// [expires in](Loaded::expires_in).
+    /// The listener gets a key, or `None` if any key may have changed. That is so after the
+    /// invalidation of a tag, and after a broken connection, which may have lost changes.
+    /// [`lag`](EntryWatch::lag) returns how long a broken connection may have gone unnoticed.
+    ///
+    /// The listener gets the changes that a [local tier](super::Builder::local) gets, and the
+    /// writes of this cache. In a cluster it gets only the writes of this cache. No call is made
+    /// when the life of a value ends, so keep no value for longer than it [expires
+    /// in](Loaded::expires_in).
     ///
     /// Fences follow the clock of the server. After that clock went back, a newer value may have a
-    /// smaller fence than an older one, and the older one may be kept. So bound how long your cache
-    /// keeps a value, as [`max_age`](super::LocalTier::max_age) does for a local tier.
+    /// smaller fence than an older value, and your cache may keep the older value. So bound how
+    /// long your cache keeps a value, as [`max_age`](super::LocalTier::max_age) does for a local
+    /// tier.
     ///
-    /// The listener runs where changes are received, one call at a time for a key. So it must be
-    /// fast, and must not wait. It must not call this watch.
+    /// The listener runs in the task that receives changes, one call at a time for a key. So the
+    /// listener must be fast, must not block, and must not call this watch.
     ///
     /// The example `moka_in_front` of the repository keeps a cache of `moka` true.
     pub fn watch(&self, listener: impl Fn(Option<&str>) + Send + Sync + 'static) -> EntryWatch<V> {
@@ -58,7 +62,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
-    /// Returns a ticket for a value that is loaded next.
+    /// Returns a ticket. Take the ticket before you load the value.
     ///
     /// # Errors
     ///
@@ -67,16 +71,19 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
         let name = self.core.name(&key.into())?;
         let store: &dyn Store = self.core.backend.store.as_ref();
         let fill = self.watched.order.begin(store, &name, Instant::now(), true);
-        Ok(Ticket(fill.is_heard.then_some(fill)))
+        Ok(Ticket(if fill.is_subscribed { Some(fill) } else { None }))
     }
 
-    /// Runs `insert` if the value that was loaded since the ticket is still current. No change is
-    /// told while it runs. Returns whether it ran.
+    /// Runs `insert` if the value that was loaded after the ticket is still current. The listener
+    /// is not called for the key while `insert` runs. Returns whether `insert` ran.
     ///
-    /// It does not run until changes of the key are heard: soon after the first ticket. Nor does it
-    /// run for a value that is not stored, because no change of such a value is told. A
-    /// [`Degraded`](Source::Degraded) value may be older than a change that was told before the
-    /// ticket, so it does not run for one either.
+    /// `insert` does not run for:
+    ///
+    /// - a ticket from before the subscription to changes of the key, which begins with the first
+    ///   ticket of the key;
+    /// - a value that is not stored, because no process publishes a change of such a value;
+    /// - a [`Degraded`](Source::Degraded) value, because it may be older than a change from before
+    ///   the ticket.
     pub fn insert_if_current(
         &self,
         ticket: &Ticket,
@@ -90,10 +97,10 @@ impl<V: Clone + Send + Sync + 'static> EntryWatch<V> {
         ticket.0.is_some_and(|fill| self.watched.order.keep(fill, fence, insert))
     }
 
-    /// Returns how far behind the server this process may be: how long ago it knew that it was
-    /// told all changes. Over a server that is a fraction of a second while all is well.
+    /// Returns how far this process may be behind the server: the time since all changes were known
+    /// to be received. Over a single server, the lag is a fraction of a second while all is well.
     ///
-    /// Over the embedded backend and in a cluster it means nothing.
+    /// Over the embedded backend and in a cluster the result has no meaning.
     pub fn lag(&self) -> Duration {
         self.watched.order.complete_until().elapsed()
     }

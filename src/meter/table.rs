@@ -1,16 +1,16 @@
-//! All metrics: the kind, the unit and what each of them says.
+//! All metrics: the kind, the unit and the description of each metric.
 //!
 //! A test compares this table with `docs/metrics.md`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
-/// How one value is made of the values of several caches, or engines of locks.
+/// How the values of several caches, or of several engines of locks, are merged into one value.
 #[derive(Clone, Copy)]
 pub(super) enum Merge {
     Sum,
     Least,
     Greatest,
-    /// The least, and zero where nothing lives.
+    /// The least value, or zero if there is none.
     Shortest,
 }
 

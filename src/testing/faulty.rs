@@ -17,31 +17,31 @@ use crate::{
     sync::lock,
 };
 
-/// The fault that an operation of a [`Faulty`] backend meets.
+/// The fault of an operation of a [`Faulty`] backend.
 ///
-/// Where no answer comes, the caller gets an error of the kind
-/// [`Unknown`](BackendErrorKind::Unknown) after 250 ms. This is the command time-out of
-/// `RedisBackend`, unless set.
+/// If no answer comes, the caller gets an error of the kind
+/// [`Unknown`](BackendErrorKind::Unknown) after 250 ms, the default command time-out of
+/// `RedisBackend`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The backend is away: the operation is not performed, and its caller is told so at once.
+    /// The backend is away: the operation is not performed, and its caller gets an error at once.
     Refuse,
-    /// The backend has no room. It reads, renews, releases and removes, and it refuses new leases,
-    /// entries, tags and latches. A [commit](Op::Commit) hands its value to the waiters and does
-    /// not store it.
+    /// The backend has no room. It performs reads, renewals, releases and removals, and refuses new
+    /// leases, entries, tags and latches. A [commit](Op::Commit) gives its value to the waiters and
+    /// stores nothing.
     Full,
     /// The backend is silent: the operation is not performed, and no answer comes.
     Hang,
-    /// The backend is slow: the operation is performed and answered after this time. Above a
-    /// second, it is not performed, and no answer comes.
+    /// The backend is slow: the operation is performed and answered after this time. After more
+    /// than a second, the operation is not performed, and no answer comes.
     Late(Duration),
     /// The operation is performed, and no answer comes.
     LoseReply,
-    /// The operation is performed, and what it pushes reaches neither waiters nor local tiers. For
-    /// [`Op::Changes`], the waiter is registered and hears nothing.
+    /// The operation is performed, and its pushes reach neither waiters nor local tiers. For
+    /// [`Op::Changes`], the waiter is registered and receives nothing.
     LosePushes,
-    /// The operation is performed twice, as if it was sent twice.
+    /// The operation is performed twice, as if the command was sent twice.
     Double,
     /// No answer comes. An [acquisition](Op::Acquire), a [claim](Op::Claim) or a
     /// [release](Op::Release) is performed after this time, even if its caller has given up by
@@ -53,7 +53,7 @@ type FaultPlan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 
 /// A backend in memory whose operations meet [faults](Fault), by a plan.
 ///
-/// The plan is a function that is asked before each operation. It returns the fault of this
+/// The plan is a function that is called before each operation, and returns the fault of the
 /// operation, or `None`. Clones share the plan, the data and the counts. A test that pauses tokio's
 /// time pauses the backend.
 pub type Faulty = Interceptor<MemoryBackend, Faults>;
@@ -66,7 +66,7 @@ pub struct Faults {
 }
 
 impl Faulty {
-    /// Creates a backend whose operations meet the faults of this plan.
+    /// Creates a backend with the faults of this plan.
     ///
     /// The plan is called under a lock, so it must not use this backend.
     pub fn new(plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) -> Self {
@@ -75,8 +75,8 @@ impl Faulty {
 
     /// Puts the faults of a plan in front of a backend.
     ///
-    /// Several of these over clones of one [`MemoryBackend`] stand for the processes of a fleet,
-    /// each with its own faults.
+    /// To simulate a fleet, create a `Faulty` for each process over clones of one
+    /// [`MemoryBackend`]. Each process then has its own faults.
     pub fn over(
         inner: MemoryBackend,
         plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
@@ -91,10 +91,11 @@ impl Faulty {
         *lock(&self.hook.plan) = Box::new(plan);
     }
 
-    /// Returns how many operations of this kind were performed, or at least begun. Those that were
-    /// refused, that hung or that went [astray](Fault::Astray) do not count.
+    /// Returns how many operations of this kind were performed, or at least begun. An operation
+    /// that was refused, that hung or that went [astray](Fault::Astray) does not count.
     pub fn count(&self, op: Op) -> usize {
-        lock(&self.hook.performed).iter().filter(|performed| **performed == op).count()
+        let performed = lock(&self.hook.performed);
+        performed.iter().filter(|performed| **performed == op).count()
     }
 }
 

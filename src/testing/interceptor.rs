@@ -76,7 +76,8 @@ pub struct Interceptor<B, H> {
 
 impl<B: Store, H: Hook<B>> Interceptor<B, H> {
     async fn ask(&self, operation: Operation) -> Result<Answer, BackendError> {
-        let limit = self.inner.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+        let limit = self.inner.time_limit().unwrap_or_default();
+        let limit = limit.max(ANSWER_LIMIT);
         in_time(limit, self.hook.around(&self.inner, operation)).await
     }
 }

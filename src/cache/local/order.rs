@@ -1,4 +1,7 @@
-//! The changes that this process was told of, in their order, and the watches that hear them.
+//! The order of changes and reads in this process, and the watches of the user.
+//!
+//! The names of a namespace are spread over stripes. A stripe counts the changes of its names, both
+//! received and made here, so that the answer to a read that began before a change is not kept.
 
 use std::{
     borrow::Cow,
@@ -21,44 +24,48 @@ use crate::{
 
 /// The changes of the names of one namespace.
 pub(in crate::cache) struct Order {
-    stripes: Box<[Mutex<ToldStripe>]>,
+    stripes: Box<[Mutex<ChangeStripe>]>,
+    /// The prefix of all names of cache entries.
     scope: String,
+    /// The prefix of all names of tags.
     scope_of_tags: String,
     pub(super) tags: Arc<Tags>,
     origin: Instant,
-    /// All changes were told up to this moment, in nanoseconds since the origin, if they are told
-    /// at all.
+    /// All changes up to this moment were received, in nanoseconds since the origin. Zero if the
+    /// backend publishes no changes.
     complete_until: AtomicU64,
     /// How often changes may have been missed.
     pub(super) generation: AtomicU64,
-    /// Whether changes are to be heard: a name was asked for twice.
+    /// A name was read twice, so this process has asked for changes.
     pub(super) is_wanted: AtomicBool,
 }
 
 /// The changes of the names of one stripe.
 #[derive(Default)]
-struct ToldStripe {
-    /// How many changes were told or made here, and the greatest fence that was told.
+struct ChangeStripe {
+    /// The number of changes that were received or made here.
     changes: u64,
+    /// The greatest fence of a change that was received.
     greatest: u64,
     /// The number of the last change that this process made.
-    last_act: u64,
-    /// The generation in which changes were known to be heard.
-    heard_in: Option<u64>,
-    is_missed: bool,
+    last_own_change: u64,
+    /// The generation in which the subscription to changes was confirmed.
+    subscribed_in: Option<u64>,
+    /// A name of this stripe was read without a subscription.
+    was_read: bool,
 }
 
-/// A question to the backend whose answer may be kept.
+/// The state of a stripe before a read, whose answer may be kept if the state allows it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) struct Fill {
     stripe: usize,
     changes: u64,
     pub(super) generation: u64,
-    pub(super) asked: Instant,
-    /// The greatest number of an ended tag that was told before the question.
+    pub(super) read_at: Instant,
+    /// The greatest end of a tag that was received before the read.
     pub(super) ended: u64,
-    /// Changes of the name were heard before the question.
-    pub(in crate::cache) is_heard: bool,
+    /// The subscription to changes of the name was confirmed before the read.
+    pub(in crate::cache) is_subscribed: bool,
 }
 
 impl Order {
@@ -75,19 +82,25 @@ impl Order {
         }
     }
 
-    /// Notes what was told of a name until now.
-    pub(in crate::cache) fn mark(&self, name: &Name, now: Instant) -> Fill {
-        // Before anything else is looked at.
+    /// Returns the state before a read of a name.
+    pub(in crate::cache) fn fill(&self, name: &Name, now: Instant) -> Fill {
+        // Before the stripe, because a new generation must not be taken for one that was checked.
         let generation = self.generation.load(Ordering::Acquire);
         let ended = self.tags.greatest.load(Ordering::Acquire);
         let at = stripe_of(&name.prefix);
         let stripe = self.stripe(at);
-        let is_heard = stripe.heard_in == Some(generation);
-        Fill { stripe: at, changes: stripe.changes, generation, asked: now, ended, is_heard }
+        Fill {
+            stripe: at,
+            changes: stripe.changes,
+            generation,
+            read_at: now,
+            ended,
+            is_subscribed: stripe.subscribed_in == Some(generation),
+        }
     }
 
-    /// Begins a question to the backend. If changes of the name are not heard yet, they will be
-    /// from the second time on, or the first if it is to hear at once.
+    /// Returns the state before a read of a name, and subscribes to changes of the name: at the
+    /// second read, or at the first read if `at_once`.
     pub(in crate::cache) fn begin(
         &self,
         store: &dyn Store,
@@ -95,59 +108,61 @@ impl Order {
         now: Instant,
         at_once: bool,
     ) -> Fill {
-        let fill = self.mark(name, now);
-        if fill.is_heard {
-            // The task that proves it may have ended with its runtime. The store begins it anew.
+        let fill = self.fill(name, now);
+        if fill.is_subscribed {
+            // The task that confirms the completeness of changes may have ended with its runtime.
+            // The store then starts the task again.
             if now.saturating_duration_since(self.complete_until()) > GREATEST_STALENESS {
                 store.hears(name, true);
             }
             return fill;
         }
-        let was_missed = std::mem::replace(&mut self.stripe(fill.stripe).is_missed, true);
-        let begins = was_missed || at_once;
-        let is_heard = store.hears(name, begins);
-        if begins || is_heard {
+        let was_read = std::mem::replace(&mut self.stripe(fill.stripe).was_read, true);
+        let subscribes = was_read || at_once;
+        let is_subscribed = store.hears(name, subscribes);
+        if subscribes || is_subscribed {
             self.is_wanted.store(true, Ordering::Relaxed);
         }
-        if is_heard {
-            self.stripe(fill.stripe).heard_in = Some(fill.generation);
+        if is_subscribed {
+            self.stripe(fill.stripe).subscribed_in = Some(fill.generation);
         }
-        Fill { is_heard, ..fill }
+        Fill { is_subscribed, ..fill }
     }
 
-    /// Returns the tag that a change with this prefix is about.
+    /// Returns the tag whose name has this prefix.
     pub(super) fn tag_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
         prefix.strip_prefix(&*self.scope_of_tags).and_then(key_of)
     }
 
-    /// Returns the key that a change with this prefix is about.
+    /// Returns the key whose name has this prefix.
     pub(super) fn key_of<'p>(&self, prefix: &'p str) -> Option<Cow<'p, str>> {
         prefix.strip_prefix(&*self.scope).and_then(key_of)
     }
 
-    /// Keeps the answer to a question, unless something has come in between that is newer than its
-    /// fence. Returns whether it was kept.
+    /// Runs `insert`, which keeps the answer to a read with this fence, unless a newer change has
+    /// come since the read began. Returns whether `insert` ran.
     pub(in crate::cache) fn keep(&self, fill: Fill, fence: u64, insert: impl FnOnce()) -> bool {
         let stripe = self.stripe(fill.stripe);
-        let is_told = stripe.changes != fill.changes && fence < stripe.greatest;
-        let is_acted = stripe.last_act > fill.changes;
+        let has_newer = stripe.changes != fill.changes && fence < stripe.greatest;
+        let has_own = stripe.last_own_change > fill.changes;
         let generation = self.generation.load(Ordering::Acquire);
-        let is_current = !is_told && !is_acted && generation == fill.generation;
+        let is_current = !has_newer && !has_own && generation == fill.generation;
         if is_current {
             insert();
         }
         is_current
     }
 
-    /// Lets go of a name, and of all answers to questions until now.
+    /// Counts a change that this process makes, and runs `remove`, which drops what is kept of the
+    /// name. No read that has begun is kept any more.
     pub(in crate::cache) fn forget(&self, name: &Name, remove: impl FnOnce()) {
         let mut stripe = self.stripe(stripe_of(&name.prefix));
         stripe.changes += 1;
-        stripe.last_act = stripe.changes;
+        stripe.last_own_change = stripe.changes;
         remove();
     }
 
-    /// Notes a change of the name with this prefix, and removes what is kept of it.
+    /// Counts a change that was received, and runs `remove`, which drops what is kept of the name.
     pub(super) fn changed(&self, prefix: &str, fence: u64, remove: impl FnOnce()) {
         let mut stripe = self.stripe(stripe_of(prefix));
         stripe.changes += 1;
@@ -159,9 +174,11 @@ impl Order {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Waits until no answer from before the present generation is being kept.
+    /// Waits for all calls of [`keep`](Self::keep) that have seen an older generation.
     pub(super) fn settle(&self) {
-        self.stripes.iter().for_each(|stripe| drop(lock(stripe)));
+        for stripe in &self.stripes {
+            drop(lock(stripe));
+        }
     }
 
     pub(super) fn note_complete(&self, asked: Instant) {
@@ -170,12 +187,12 @@ impl Order {
         self.complete_until.fetch_max(since, Ordering::AcqRel);
     }
 
-    /// Returns the moment up to which it is known that all changes were told.
+    /// Returns the moment up to which all changes were received.
     pub(in crate::cache) fn complete_until(&self) -> Instant {
         self.origin + Duration::from_nanos(self.complete_until.load(Ordering::Acquire))
     }
 
-    fn stripe(&self, at: usize) -> MutexGuard<'_, ToldStripe> {
+    fn stripe(&self, at: usize) -> MutexGuard<'_, ChangeStripe> {
         lock(&self.stripes[at % self.stripes.len()])
     }
 }
@@ -191,8 +208,12 @@ impl Watches {
         read(&self.0).is_empty()
     }
 
-    pub(in crate::cache) fn each(&self, tell: impl Fn(&WatchedOrder)) {
-        read(&self.0).iter().filter_map(Weak::upgrade).for_each(|watch| tell(&watch));
+    pub(in crate::cache) fn each(&self, notify: impl Fn(&WatchedOrder)) {
+        for watch in read(&self.0).iter() {
+            if let Some(watch) = watch.upgrade() {
+                notify(&watch);
+            }
+        }
     }
 }
 
@@ -203,13 +224,13 @@ pub(in crate::cache) struct WatchedOrder {
 }
 
 impl WatchedOrder {
-    /// Tells of an act of this process.
-    pub(in crate::cache) fn acted(&self, key: &Key, name: &Name) {
-        self.order.forget(name, || self.tell(Some(&key.text)));
+    /// Notifies the listener of a change by this process.
+    pub(in crate::cache) fn changed_here(&self, key: &Key, name: &Name) {
+        self.order.forget(name, || self.notify(Some(&key.text)));
     }
 
-    fn tell(&self, key: Option<&str>) {
-        // It runs in the task of a connection, which must go on.
+    fn notify(&self, key: Option<&str>) {
+        // The listener runs in the task of a connection, which must go on.
         if catch_unwind(AssertUnwindSafe(|| (self.listener)(key))).is_err() {
             tracing::error!("the listener of a watch panicked, and missed a change");
         }
@@ -222,15 +243,16 @@ impl Tap for WatchedOrder {
             return self.lost();
         }
         if let Some(key) = self.order.key_of(prefix) {
-            self.order.changed(prefix, fence, || self.tell(Some(&key)));
+            self.order.changed(prefix, fence, || self.notify(Some(&key)));
         }
     }
 
     fn lost(&self) {
         self.order.lost();
-        // Otherwise an insert under way would put an old value back, after the listener was told.
+        // An insert that is under way must end first. It could put an old value back after the
+        // notification.
         self.order.settle();
-        self.tell(None);
+        self.notify(None);
     }
 
     fn complete_until(&self, asked: Instant) {

@@ -1,10 +1,10 @@
-//! An outage, and what a copy is good for in it.
+//! An outage, and whether a copy is served in it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::Entry;
 
-/// The time between a failure and the next answer. No two have the same number in a process.
+/// The time between a failure and the next answer. Each outage has another number in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) struct Outage {
     number: u64,
@@ -22,18 +22,18 @@ impl Outage {
 /// Whether a copy is served while the backend is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Remembered {
-    /// It is not. The copy is for the local tier alone.
+    /// The copy is for the local tier alone.
     No,
-    /// It is, within its windows: the backend has returned or stored it.
+    /// The copy is served within its windows, because the backend has returned or stored it.
     Seen,
-    /// It is in this outage alone, in which it was loaded. Its load had no lease, or its commit no
-    /// answer.
+    /// The copy is served in this outage alone. It was loaded in the outage without a lease, or its
+    /// commit had no answer.
     Loaded(Outage),
 }
 
 impl Remembered {
-    /// Returns whether an entry is remembered that the backend has returned or stored. Its windows
-    /// say whether its user expects an older value.
+    /// Decides about an entry that the backend has returned or stored. The entry is remembered if
+    /// its windows say that the user accepts a stale value.
     pub(in crate::cache) fn of_seen(entry: &Entry) -> Self {
         match entry.windows {
             Some(windows) if !windows.is_fresh_only() => Self::Seen,
@@ -54,9 +54,9 @@ impl Remembered {
         }
     }
 
-    /// Returns whether a copy with the fence `own` stays when the backend returns another fence. An
-    /// older answer may be handled later. A backend that refuses writes does not have what was
-    /// loaded since.
+    /// Returns whether a copy with the fence `own` stays when the backend returns an entry with
+    /// another fence. The copy stays before an older answer that arrives late. A copy that was
+    /// loaded while the backend refuses writes also stays, because the backend cannot have it.
     pub(in crate::cache) fn outlives_answer(self, own: u64, fence: u64) -> bool {
         match self {
             Self::Loaded(outage) => outage.refuses && fence <= own,
@@ -64,8 +64,8 @@ impl Remembered {
         }
     }
 
-    /// Returns whether a copy stays when the backend has no entry. A backend that refuses writes
-    /// could not get what was loaded since.
+    /// Returns whether a copy stays when the backend has no entry. A copy that was loaded while the
+    /// backend refuses writes stays, because the backend cannot have it.
     pub(in crate::cache) fn outlives_missing(self) -> bool {
         matches!(self, Self::Loaded(outage) if outage.refuses)
     }

@@ -1,7 +1,7 @@
-//! The repeats of deferred writes: one task for each shard, and the callers that wait for it.
+//! The repeats of deferred writes: one task for each shard, and the callers that wait for the task.
 //!
-//! The task repeats its notes in rounds. A caller that waits ends the pause of the task, and looks
-//! at the notes after each round.
+//! The task repeats the notes of its shard in rounds. A caller that waits ends the pause of the
+//! task, and looks at the notes after each round.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use crate::{
     time::Pauses,
 };
 
-/// What becomes of a note after its write was tried again.
+/// What happens to a note after its write was tried again.
 enum NoteEnd {
     Stays,
     Repeated,
@@ -34,11 +34,11 @@ enum NoteEnd {
 }
 
 impl DeferredWrites {
-    /// Waits until what is noted of a name is repeated.
+    /// Waits until the noted write of a name or a tag is repeated.
     ///
     /// # Errors
     ///
-    /// The reason why it could not be repeated now.
+    /// The reason why the repeat failed.
     pub(in crate::cache) async fn repeated(
         self: &Arc<Self>,
         target: &WriteTarget,
@@ -50,7 +50,7 @@ impl DeferredWrites {
         let bound = self.old_bound(&shard, target);
         let repeated = self.wait_for_rounds(&shard, |notes, failure| {
             let is_noted = notes.by_target.contains_key(target);
-            // The first repeat says which entries are old.
+            // Until the first repeat, it is not known which entries are old.
             let is_unknown = !notes.by_target.is_empty() && bound.is_open();
             if !is_noted && !is_unknown {
                 return Some(Ok(()));
@@ -63,7 +63,7 @@ impl DeferredWrites {
             }
             None
         });
-        // The task may be in a runtime that stands still.
+        // With a limit, because the task may belong to a runtime that is blocked.
         in_time(self.try_limit.saturating_mul(2), repeated).await
     }
 
@@ -82,8 +82,8 @@ impl DeferredWrites {
         let _ = timeout(limit, join_all(tries)).await;
     }
 
-    /// Lets the task of a shard repeat notes at once, one round after the other, until a look at
-    /// the notes has an answer. The look is given the failure of a round that has ended since.
+    /// Lets the task of a shard repeat notes at once, round after round, until `look` returns an
+    /// answer. `look` gets the notes, and the error of a round that has failed since this call.
     async fn wait_for_rounds<T>(
         self: &Arc<Self>,
         shard: &Arc<ShardNotes>,
@@ -92,7 +92,7 @@ impl DeferredWrites {
         let mut rounds = shard.rounds.subscribe();
         let first = *rounds.borrow();
         loop {
-            // Before the look, so that no round is missed that ends after it.
+            // Before the look, so that a round that ends after the look is not missed.
             rounds.borrow_and_update();
             {
                 let mut notes = lock(&shard.notes);
@@ -103,7 +103,7 @@ impl DeferredWrites {
             }
             self.start(shard);
             shard.wanted.notify_one();
-            // The sender is in the shard.
+            // This cannot fail, because the shard has the sender.
             let _ = rounds.changed().await;
         }
     }
@@ -121,7 +121,7 @@ impl DeferredWrites {
         tokio::spawn(Self::repeat_all(Arc::downgrade(self), shard.clone(), running));
     }
 
-    /// Repeats the notes of a shard until there are none, or the cache ends.
+    /// Repeats the notes of a shard until none is left, or the cache is dropped.
     async fn repeat_all(writes: Weak<Self>, shard: Arc<ShardNotes>, mut running: RunningTask) {
         let mut pauses = Pauses::default();
         loop {
@@ -150,7 +150,7 @@ impl DeferredWrites {
         self.end_round(shard, &round, answers)
     }
 
-    /// Repeats a write. Returns its fence, or the number of its tag.
+    /// Repeats a write. Returns the fence of the write, or the number of the tag's end.
     async fn repeat(&self, target: &WriteTarget, end: TagEnd) -> Result<u64, BackendError> {
         let store = &self.store;
         match target {
@@ -178,21 +178,22 @@ impl DeferredWrites {
     ) -> bool {
         let mut places = lock(&self.places);
         let mut notes = lock(&shard.notes);
-        // If a write found no place since the round began, its notes stay and are repeated once
-        // more: the answer that closes the bound must be from after that write.
+        // If a write has found no place since the round began, the notes of the round stay and are
+        // repeated once more, because the answer that closes the bound must come after that write.
         let is_whole = notes.overflows == round.overflows;
         let mut newest = 0;
         let mut failure = None;
         let mut gone = 0;
         for ((target, note), answer) in round.batch.iter().zip(answers) {
-            // Otherwise the same write has failed meanwhile, and its new note stays.
+            // If the target was written again meanwhile and that failed, there is a new note, which
+            // stays.
             let is_same = notes.has(target, *note);
             let end = match answer {
                 Ok(number) => {
                     newest = number.max(newest);
                     if is_same && is_whole { NoteEnd::Repeated } else { NoteEnd::Stays }
                 }
-                // The write happened.
+                // The master has done the write.
                 Err(error) if is_same && error.kind() == BackendErrorKind::Unreplicated => {
                     NoteEnd::Repeated
                 }
@@ -221,7 +222,7 @@ impl DeferredWrites {
             notes.note_failure(number, error);
         }
         let is_over = notes.by_target.is_empty();
-        // The entries that count as old are those from before this answer.
+        // From now on, the entries from before this answer count as old.
         if is_whole && newest > 0 || is_over {
             shard.old_fences.close(newest);
             if mem::take(&mut notes.lacks_tags) {
@@ -243,8 +244,8 @@ impl DeferredWrites {
     }
 }
 
-/// Says that the task of a shard runs. Dropped with the task, such as at the end of its runtime, it
-/// lets another task begin.
+/// Marks that the task of a shard runs. On drop, such as at the end of the task's runtime, another
+/// task may start.
 struct RunningTask(Option<Arc<ShardNotes>>);
 
 impl Drop for RunningTask {

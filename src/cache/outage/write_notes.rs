@@ -1,4 +1,5 @@
-//! The notes of deferred writes: one for each name or tag, by the shard that is to repeat it.
+//! The notes of deferred writes: one note for each name or tag, in the shard that repeats the
+//! write.
 
 use std::{
     mem,
@@ -22,7 +23,7 @@ use crate::{
     sync::lock,
 };
 
-/// How many writes a shard notes. Each takes about 200 bytes, and its key.
+/// How many writes a shard notes. A note takes about 200 bytes, and the bytes of the key.
 pub(super) const MOST_NOTES: usize = if cfg!(test) { 1_000 } else { 100_000 };
 /// How many writes are repeated at once.
 const AT_ONCE: usize = 128;
@@ -31,7 +32,7 @@ const AT_ONCE: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::cache) enum WriteTarget {
     Name(Name),
-    /// The entries with a tag, or all for the empty tag.
+    /// The entries with a tag. The empty tag means all entries.
     Tag(Arc<str>),
 }
 
@@ -50,7 +51,7 @@ pub(super) struct ShardNotes {
 #[derive(Default)]
 pub(super) struct Notes {
     pub(super) by_target: HashMap<WriteTarget, Note>,
-    /// The notes that a caller waits for. They are repeated first.
+    /// The notes that a caller waits for, which are repeated first.
     pub(super) awaited: HashSet<WriteTarget>,
     /// Whether a task repeats the notes.
     pub(super) has_task: bool,
@@ -58,12 +59,13 @@ pub(super) struct Notes {
     failed: Option<FailedRound>,
     /// How many writes found no place.
     pub(super) overflows: u64,
-    /// Whether ends of tags were among these writes.
+    /// A write to a tag was among the writes without a place.
     pub(super) lacks_tags: bool,
     /// When the first note was made.
     since: Option<Instant>,
-    /// How many notes have been repeated since then, and how many were refused and dropped.
+    /// How many notes have been repeated since then.
     pub(super) repeated: usize,
+    /// How many notes were dropped since then, because the backend refused their writes.
     pub(super) dropped: usize,
     /// The number of the last note.
     last: u64,
@@ -72,7 +74,8 @@ pub(super) struct Notes {
 #[derive(Clone, Copy)]
 pub(super) struct Note {
     pub(super) end: TagEnd,
-    /// A write that fails while its note is repeated makes another note.
+    /// Differs between notes of one target. A write that fails while a note of its target is being
+    /// repeated makes a new note.
     pub(super) number: u64,
 }
 
@@ -88,15 +91,15 @@ pub(super) struct Round {
     pub(super) overflows: u64,
 }
 
-/// What the notes of a shard did with a write.
+/// How the notes of a shard took a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
-    /// There were no notes.
+    /// The shard had no notes.
     First,
     Another,
-    /// The target had a note. The stronger write of the two stays.
+    /// The target had a note. The note now has the stronger write of the two.
     Again,
-    /// There is no place.
+    /// The shard has no place for the note.
     Full,
 }
 
@@ -143,7 +146,7 @@ impl Notes {
         if failed.number > round { Some(failed.error.clone()) } else { None }
     }
 
-    /// Ends with the last note: tells what became of the notes, and frees their memory.
+    /// Logs how many writes were repeated and dropped, and frees the memory of the notes.
     pub(super) fn end(&mut self) {
         let Self { repeated, dropped, since, .. } = *self;
         let away = since.map(|since| since.elapsed()).unwrap_or_default();
@@ -152,7 +155,7 @@ impl Notes {
         self.awaited = HashSet::default();
     }
 
-    /// Takes the notes to repeat next: those that callers wait for, and otherwise any.
+    /// Takes the notes to repeat next: the notes that callers wait for, or else any notes.
     fn next_batch(&mut self) -> Vec<(WriteTarget, Note)> {
         let mut batch = Vec::new();
         for target in mem::take(&mut self.awaited) {
@@ -187,7 +190,8 @@ impl ShardNotes {
 /// The fences, or the tag numbers, of the entries that count as old because a write found no place.
 ///
 /// Such a write opens the bound: all entries count as old. The first answer of the backend has a
-/// newer number than all that was stored before it, and closes the bound there. It stays so.
+/// greater number than all entries that were stored before, and closes the bound at this number for
+/// good.
 #[derive(Default)]
 pub(super) struct OldBound(AtomicU64);
 
@@ -200,12 +204,12 @@ impl OldBound {
         self.0.swap(OPEN, Ordering::AcqRel) != OPEN
     }
 
-    /// Closes the bound at the number of an answer, where it is open.
+    /// Closes the bound at the number of an answer, if the bound is open.
     pub(super) fn close(&self, newest: u64) {
         let _ = self.0.compare_exchange(OPEN, newest, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns whether it is not known yet which entries are old.
+    /// Returns whether the backend has not answered yet, so that all entries count as old.
     pub(super) fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN
     }

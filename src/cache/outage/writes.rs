@@ -1,4 +1,4 @@
-//! Deferred writes: those that failed because the backend was away, and are repeated when it
+//! Deferred writes: a write that fails because the backend is away is repeated when the backend
 //! answers.
 //!
 //! - **Noted.** A write that fails is [noted](DeferredWrites::defer) under its name or tag, before
@@ -7,9 +7,9 @@
 //! - **Repeated.** One task for each shard [repeats](super::repeats) the notes, some at once, with
 //!   growing pauses after a failure. The task ends with the last note. If the backend refuses a
 //!   write until an operator acts, the task drops its note.
-//! - **Waited for.** Each question and each later write of a noted name waits until the note is
-//!   repeated. If that fails, the backend counts as away for the name. So nothing older is read, no
-//!   later write is undone, and no other process is waited for.
+//! - **Waited for.** Each read and each later write of a noted name waits until the note is
+//!   repeated. If the repeat fails, the backend counts as away for the name. So no caller reads an
+//!   older value, the repeat undoes no later write, and no caller waits for another process.
 //! - **Bounded.** A shard keeps at most [`MOST_NOTES`] notes. Once a write has found no place, an
 //!   entry counts as old if its fence is smaller than the fence of the first answer after the
 //!   outage. Fences follow the clock of the server, so these entries were stored before that
@@ -45,24 +45,25 @@ pub(in crate::cache) struct DeferredWrites {
     /// The name under which the namespace keeps its tags.
     pub(super) tags: Name,
     pub(super) shards: Shards<ShardNotes>,
-    /// The shard of each note. In a cluster, a name may have moved to another shard since then.
-    /// This lock is taken before the lock of a shard.
+    /// The shard that has the note of each target. In a cluster, a name may have moved to another
+    /// shard since the note was made. This lock is taken before the lock of a shard.
     pub(super) places: Mutex<HashMap<WriteTarget, usize>>,
-    /// The number of notes. While there is none, nothing is looked up.
+    /// The number of notes. While it is zero, reads look nothing up.
     pub(super) noted: AtomicUsize,
-    /// Some entries count as old by their fence, or by their tag number. It stays so.
+    /// Some entries count as old, by their fence or by their tag number. Never set back.
     has_old: AtomicBool,
     /// The tag numbers of the entries that count as old.
     pub(super) old_numbers: OldBound,
 }
 
-/// What became of a write that failed.
+/// What happens to a write that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Deferral {
-    /// It is not repeated: the backend is not away.
+    /// The write is not repeated, because the backend is not away.
     Refused,
+    /// The write is repeated later.
     Noted,
-    /// It is not repeated, and all older entries of the shard count as old.
+    /// The write is not repeated. All older entries of the shard count as old.
     Full,
 }
 
@@ -95,7 +96,7 @@ impl DeferredWrites {
         self.len() == 0
     }
 
-    /// Notes a write that failed with this error, if it is to be repeated.
+    /// Notes a write that failed with this error, if the error says that the backend is away.
     pub(in crate::cache) fn defer(
         self: &Arc<Self>,
         target: WriteTarget,
@@ -141,7 +142,7 @@ impl DeferredWrites {
         Deferral::Noted
     }
 
-    /// Returns whether an entry of this name and fence may be older than a write that is noted.
+    /// Returns whether an entry of this name and fence may be older than a noted write.
     pub(in crate::cache) fn holds_back(&self, name: &Name, fence: u64) -> bool {
         if self.is_empty() && !self.has_old() {
             return false;
@@ -167,11 +168,11 @@ impl DeferredWrites {
         if shard.old_fences.includes(entry.fence) {
             return true;
         }
-        // An entry without tags is ended by none.
+        // No write to a tag concerns an entry without tags.
         entry.tagged.as_ref().is_some_and(|tagged| self.old_numbers.includes(tagged.number))
     }
 
-    /// Returns how the noted ends of its tags end an entry.
+    /// Returns how the noted writes to its tags end an entry.
     pub(in crate::cache) fn end_of(&self, tagged: &Tagged) -> Option<TagEnd> {
         if self.is_empty() {
             return None;
@@ -186,7 +187,7 @@ impl DeferredWrites {
         strongest
     }
 
-    /// Returns the shard that has the note of a target, or would have it now.
+    /// Returns the shard that has the note of a target, or that would get the note now.
     pub(super) fn shard_of(&self, target: &WriteTarget) -> Arc<ShardNotes> {
         let place = lock(&self.places).get(target).copied();
         self.shards.of(place.unwrap_or_else(|| self.place_now(target)))
@@ -199,7 +200,8 @@ impl DeferredWrites {
         }
     }
 
-    /// Returns the bound that says which entries are old, for writes of this kind.
+    /// Returns the bound of old entries for writes of this kind: by fence for names, by tag number
+    /// for tags.
     pub(super) fn old_bound<'a>(
         &'a self,
         shard: &'a ShardNotes,

@@ -10,9 +10,9 @@ use crate::{
     backend::{Committed, Entry, EntryKind, answered_by},
     cache::{
         Loaded, Source,
-        local::Fill,
-        notes::EntryNote,
+        local::{CopiedEntry, Fill},
         outcome::{Alone, Record},
+        refreshes::EntryNote,
         settings::UNCACHEABLE_LIFE,
     },
     error::BackendError,
@@ -32,7 +32,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let MadeValue { value, entry, ttl } = made;
         let Self { asked, lead, guard, begun, .. } = &self;
         let AskedKey { core, key, shard, .. } = asked;
-        let mark = core.local.copies.as_ref().map(|copies| copies.order.mark(&asked.name, ended));
+        let mark = core.local.copies.as_ref().map(|copies| copies.order.fill(&asked.name, ended));
         let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
@@ -93,7 +93,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let mut entry = entry.with_fence(self.guard.granted.fence);
         entry.age = Some(Duration::ZERO);
         let size = core.take_payload(&mut entry).len();
-        copies.note(mark, key, (entry, size), value, false, &options.rules);
+        let copied = CopiedEntry { entry, size };
+        copies.note(mark, key, copied, value, false, &options.rules);
     }
 
     /// Notes a commit that was refused. Returns the value of the newer entry that it has found, if

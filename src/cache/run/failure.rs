@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 use super::{AskedKey, Load};
 use crate::{
     backend::BackOff,
-    cache::{AfterFailure, Lead, failures::whole_millis, notes::EntryNote},
+    cache::{AfterFailure, Lead, failures::whole_millis, refreshes::EntryNote},
     error::{Chain, Error},
     random,
 };
@@ -22,7 +22,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let Self { asked, lead, guard, grant, .. } = self;
         let core = &asked.core;
         let back_off = asked.back_off(&error, &lead, grant.failures());
-        let failure = core.loads.failures.told(guard.granted.fence, &error, back_off);
+        let failure = core.loads.failures.to_publish(guard.granted.fence, &error, back_off);
         let told = core.backend.store.fail(&guard.release.claim, &failure, back_off);
         let Ok(Ok(is_of_key)) = timeout(core.backend.try_limit, told).await else {
             return asked.fails_alone(error, back_off, &lead);

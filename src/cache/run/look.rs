@@ -22,9 +22,9 @@ use crate::{
     cache::{
         Loaded, Source,
         core::CacheBackend,
-        notes::EntryNote,
         outcome::{Alone, result},
         read::Decision,
+        refreshes::EntryNote,
     },
     error::BackendError,
     flight::Epoch,
@@ -69,7 +69,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return None;
         }
         let shard = &self.asked.shard;
-        let turn = shard.turns.acquire().await.ok()?;
+        let turn = shard.permits.acquire().await.ok()?;
         if shard.breaker.is_open() { None } else { Some(turn) }
     }
 

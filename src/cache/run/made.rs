@@ -35,7 +35,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Notes that a load begins now.
     pub(super) fn begin_load(&self) -> LoadBegun {
         let at = Instant::now();
-        let mark = self.core.local.copies.as_ref().map(|copies| copies.order.mark(&self.name, at));
+        let mark = self.core.local.copies.as_ref().map(|copies| copies.order.fill(&self.name, at));
         LoadBegun { at, mark, outage: self.shard.breaker.outage() }
     }
 

@@ -30,9 +30,9 @@ use super::{
     lead::Previous,
     loader::{self, Work},
     member::Permit,
-    notes::{EntryNote, PAUSE},
     outcome::{Alone, FlightResult, Outcome, result, value_of},
     read::Decision,
+    refreshes::{EntryNote, PAUSE},
     settings::Options,
 };
 use crate::{

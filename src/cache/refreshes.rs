@@ -1,9 +1,7 @@
-//! What this process notes in tables of a fixed size: of entries, for their refreshes, and how many
-//! invalidations there were.
+//! When this process refreshes an entry, and when it does not.
 
 use std::{
     hash::{BuildHasher, Hash},
-    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -17,15 +15,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::freshness::refresh_delay;
 use crate::{
-    backend::stripe_of,
     key::Key,
     random::{self, Hasher},
     time::after,
 };
 
 pub(super) struct Refreshes {
-    /// Until when each note counts, by the hash of the note, its key and the fence of the entry. So
-    /// a new entry has no note. A note that is displaced by others costs one claim.
+    /// Until when each note counts. The key is a hash of the kind of note, the cache key and the
+    /// fence of the entry, so a new entry has no note. A note that the table evicts costs one
+    /// claim.
     notes: Notes<u64, Instant, UnitWeighter, Hasher>,
     hasher: Hasher,
     /// Differs between processes, so that their delays differ.
@@ -34,14 +32,14 @@ pub(super) struct Refreshes {
     pub(super) stop: CancellationToken,
 }
 
-/// The notes of this process about an entry, for a while.
+/// What this process notes about an entry for a while.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(super) enum EntryNote {
-    /// It stored the entry, and is the first to refresh it.
+    /// This process has stored the entry, and refreshes it without a delay.
     Stored,
-    /// It begins no refresh of the entry: another process has its lease, or a refresh made nothing.
+    /// This process begins no refresh: another process has the lease, or a refresh has failed.
     Refreshed,
-    /// It serves the entry in place of a load, because the key backs off.
+    /// This process serves the entry in place of a load, because the key backs off.
     BacksOff,
 }
 
@@ -59,8 +57,9 @@ impl Default for Refreshes {
 }
 
 impl Refreshes {
-    /// Begins a refresh of the entry with this fence, and makes the entry quiet for a while.
-    /// Returns false if the entry is quiet already, or the cache is shut down.
+    /// Begins a refresh of the entry with this fence, and keeps further refreshes of the entry from
+    /// beginning for a second. Returns false if a refresh has begun within that second, or the
+    /// cache is shut down.
     pub(super) fn begin(&self, key: &Key, fence: u64) -> bool {
         if self.stop.is_cancelled() {
             return false;
@@ -68,7 +67,7 @@ impl Refreshes {
         let note = self.hasher.hash_one((EntryNote::Refreshed, key, fence));
         let now = Instant::now();
         let until = after(now, PAUSE);
-        // Of the callers that come at once, one begins.
+        // Under the lock of the entry, so that one of several callers begins.
         let begun = self.notes.entry(&note, None, |_, quiet_until| {
             let is_first = *quiet_until <= now;
             if is_first {
@@ -88,14 +87,14 @@ impl Refreshes {
         self.notes.insert(note, after(Instant::now(), time));
     }
 
-    /// Returns whether something is noted of the entry with this fence.
+    /// Returns whether this note about the entry with this fence still counts.
     pub(super) fn knows(&self, what: EntryNote, key: &impl Hash, fence: u64) -> bool {
         let note = self.hasher.hash_one((what, key, fence));
         self.notes.get(&note).is_some_and(|until| Instant::now() < until)
     }
 
-    /// Returns the delay of this process for an entry within a window. It is the same each time.
-    /// The process that stored the entry does not wait.
+    /// Returns the delay of this process before it refreshes an entry in a window. The delay of an
+    /// entry is the same each time, and zero for an entry that this process has stored.
     pub(super) fn delay(&self, key: &impl Hash, fence: u64, window: Duration) -> Duration {
         if self.knows(EntryNote::Stored, key, fence) {
             return Duration::ZERO;
@@ -105,31 +104,9 @@ impl Refreshes {
     }
 }
 
-/// How long a process does not refresh an entry after it began a refresh of it in vain, and the key
-/// does not back off.
+/// How long a process begins no further refresh of an entry.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
-/// With fewer notes, more of them are displaced by notes of other keys.
+/// The size of the table of notes. In a smaller table, notes of other keys evict a note sooner.
 const NOTES: u64 = 4096;
-/// How many notes the table makes ready for.
+/// The number of notes for which the table allocates memory at first.
 const FIRST_NOTES: usize = 64;
-
-/// How many invalidations of this process there were, for groups of keys. A load of another key
-/// that depends on an invalidated one has the number in its own key, so no later caller joins it.
-#[derive(Default)]
-pub(super) struct Invalidations([AtomicU64; 32]);
-
-impl Invalidations {
-    /// Counts an invalidation of a key, when it begins.
-    pub(super) fn count(&self, key: &Key) {
-        self.of(key).fetch_add(1, Ordering::AcqRel);
-    }
-
-    #[cfg(feature = "http")]
-    pub(super) fn so_far(&self, key: &Key) -> u64 {
-        self.of(key).load(Ordering::Acquire)
-    }
-
-    fn of(&self, key: &Key) -> &AtomicU64 {
-        &self.0[stripe_of(&key.text) % self.0.len()]
-    }
-}
