@@ -1,5 +1,5 @@
--- Sends a message of a backend to itself, unless this server refuses writes: a replica, or a master
--- that its replicas have left, is not told of all changes.
+-- Sends a message of a backend to itself, unless this server refuses writes. A replica, or a master
+-- that its replicas have left, does not see all changes, and refuses writes.
 -- unused: a key that is never there, so that nothing is written
 local unused = KEYS[1]
 local channel, message = unpack(ARGV)

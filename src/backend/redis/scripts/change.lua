@@ -1,6 +1,6 @@
 -- Changes the entry of a name without a load: `put`, `touch`, `expire`, `invalidate`, or
--- `supersede`, which leaves it. Burns a fence and ends the lease, so that no load under way is
--- stored. Returns the fence, or 0 if nothing changed.
+-- `supersede`, which leaves it. Takes a new fence and ends the lease, so that no load under way can
+-- commit. Returns the fence, or 0 if nothing changed.
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- staged: holds a large entry that is put, in place of `kind` and `rest`; or nil

@@ -1,4 +1,4 @@
--- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters. Returns 1 if
+-- Ends all holds and removes the queue, whatever the keys hold, and wakes the waiters. Returns 1 if
 -- there was something to remove, or 0.
 -- KEYS: the channel, the deadlines of the processes in the queue, the lease, and for a lock the
 -- shared units and the queue
@@ -6,7 +6,7 @@
 local channel, deadlines, lease, shared = unpack(KEYS, 1, 4)
 
 if ARGV[1] == '1' then
-  -- Tells the processes of the holders. The first member of a shared hold is its owner.
+  -- Notifies the processes of the holders. The first member of a shared hold is its owner.
   local owners = redis.pcall('ZRANGE', shared, 0, 5 * BATCH)
   local value = redis.pcall('GET', lease)
   if type(value) == 'string' then owners[#owners + 1] = string.match(value, '^(%x+):') end

@@ -1,9 +1,9 @@
--- Gives a tag the next number of its namespace, tells the local tiers, and returns the number.
--- Without a tag, returns the last number, and begins to count if there is none.
+-- Gives a tag the next number of its namespace, notifies the local tiers, and returns the number.
+-- Without a tag, returns the last number, and begins to count if there is no number.
 -- number, tag: the last number, and when the tag ended and expired last, as two numbers
 -- life_ms: how long both are kept
 -- expires: '1' if the entries are kept for failed loads
--- tiers, message: the channel of local tiers, or '', and what they are told before the number
+-- tiers, message: the channel of local tiers, or '', and the text of the message before the number
 local number, tag = unpack(KEYS)
 local life_ms, expires, tiers, message = unpack(ARGV)
 
@@ -18,7 +18,7 @@ local sixteen = '(' .. ('%d'):rep(16) .. ')'
 local ended, expired = string.match(read('GET', tag) or '', '^' .. sixteen .. sixteen .. '$')
 ended, expired = ended or digits(0), expired or digits(0)
 if expires == '1' then expired = text else ended = text end
--- The tiers hear of it before any caller does.
+-- The tiers receive the push before any caller has the answer.
 if tiers ~= '' then redis.pcall('PUBLISH', tiers, message .. text) end
 redis.call('SET', tag, ended .. expired, 'PX', life_ms)
 return next_number

@@ -1,7 +1,7 @@
 -- Sets the mark of a name to a tick, if the owner has the lease and the tick is possible. The mark
--- is the last tick begun, with the owner of its turn behind it until that is done. Ticks are texts
--- of 16 digits, which compare as numbers.
--- Removes the mark, whatever stands there, if that is the step.
+-- is the last tick that was begun, and the owner of its turn until the turn is done. A tick is a
+-- text of 16 digits, which compares as a number.
+-- The step `forget` removes the mark, whatever the key holds.
 -- Returns {1 if it was set or removed, or 0; the mark before, or ''; the server's time}.
 -- step: 'begin' if the tick is greater than the mark, 'again' if it may also be the mark and is not
 --   done, 'done', or 'forget'

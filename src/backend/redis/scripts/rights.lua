@@ -1,7 +1,8 @@
--- Tries the commands that caches and locks need, and returns those that the user may not run, as
--- words. A user that may run none of those for caches alone is held to locks, and the other way
--- round. Leaves nothing behind: the key is a string of one second, on which most commands fail.
--- KEYS: none, since the key lies outside of the names that the user may be held to
+-- Tries the commands that caches and locks need, and returns the commands that the user may not
+-- run, as words. A user that may run no command for caches alone needs only the rights of locks.
+-- The same holds the other way round. The key is a string that lasts for a second, on which most
+-- commands fail.
+-- KEYS: none, since the key is in no namespace, and the user may be limited to namespaces
 -- push: the command of pushes
 local key, push = unpack(ARGV)
 
@@ -20,7 +21,7 @@ local function try(commands)
   return missing, may_some
 end
 
--- An older server does not know the last word.
+-- A server before Redis 6.2 does not know the word GET here.
 local written = redis.pcall('SET', key, '1', 'PX', 1000, 'GET')
 if type(written) == 'table' and string.find(written.err or '', 'syntax error', 1, true) then
   return redis.error_reply('the server is older than Redis 6.2, which is needed')

@@ -1,4 +1,4 @@
--- Returns the entry at a place of a queue, and its ticket.
+-- Returns the entry at a position of a queue, and its ticket.
 local function claim_at(queue, index)
   return unpack(redis.call('ZRANGE', queue, index - 1, index - 1, 'WITHSCORES'))
 end

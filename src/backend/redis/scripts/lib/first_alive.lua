@@ -1,5 +1,6 @@
--- Returns the first entry in a queue whose process is alive, and in how many milliseconds that is
--- taken for dead; or nil. Removes the entries before it. Returns AGAIN after a batch of dead ones.
+-- Returns the first entry in a queue whose process is alive, and after how many milliseconds that
+-- process counts as dead. Returns nil if there is no such entry, and AGAIN after a batch of dead
+-- entries. Removes the dead entries.
 local function first_alive(queue, deadlines, at)
   local dead = {}
   for index = 1, BATCH do

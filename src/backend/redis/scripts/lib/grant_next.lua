@@ -1,14 +1,18 @@
--- How long a lease lasts that is handed over, unless it is renewed.
+-- How long a lease that is handed over lasts, unless it is renewed.
 local HANDOVER_MS = 2000
 -- How many units one script takes back and hands over. A single claim may be for more.
 local UNITS = 500
 
 -- Grants what is free to the claims at the head of the queue, in their order and while they fit.
--- There must be no sole holder. Each claim is told its fence, and how many milliseconds lie between
--- its ticket and the end of its lease. A claim whose process does not hear of that keeps its place,
--- or is dropped: `read_entry`. The claims of dead processes are dropped.
--- Returns AGAIN or 0; the milliseconds until a claim that fits and does not hear of it is dropped,
--- or nil; and whether a claim hears.
+-- There must be no sole holder. Publishes to the process of each granted claim the fence, and the
+-- milliseconds from its ticket to the end of its lease. Then the entry of the claim is
+-- | removed | if a process receives the push, or the entry may be lost (see `read_entry`)
+-- | kept    | otherwise, and the claim is not granted
+-- The entries of dead processes are removed as well.
+-- Returns three values:
+-- | AGAIN or 0      | whether the script is to be called again
+-- | ms or nil       | after how long the entry ends that was kept
+-- | true or false   | whether a process has received a push
 -- KEYS: the lease, the shared units, the fence, the queue, the deadlines, and the channel
 -- at_us: the server's time
 -- returned: the units that the script has taken back
@@ -34,8 +38,7 @@ local function grant_next(at_us, fence_ms, returned)
       again = AGAIN
       break
     else
-      -- The time stands for the fence of units: a push that is older than another holder is known
-      -- by it.
+      -- Units have no fence. The time in its place shows the waiter a push that is too old.
       local given = units and digits(at_us)
         or grant(lease, fence, owner, life, fence_ms, at_us, 0, label)
       local ends = math.max(at - math.floor(ticket / 1000) + life, 0)
@@ -50,7 +53,7 @@ local function grant_next(at_us, fence_ms, returned)
         redis.call('DEL', lease)
       end
       is_heard = is_heard or hears
-      -- If an ACL refuses the push, that says nothing of the process.
+      -- If an ACL refuses the push, the process may still live.
       if hears or need == 'x' and refused == 0 then
         gone[#gone + 1] = claim
       else
@@ -61,7 +64,7 @@ local function grant_next(at_us, fence_ms, returned)
     if index == BATCH then again = AGAIN end
   end
   if gone[1] then redis.call('ZREM', queue, unpack(gone)) end
-  -- Another call would find the same.
+  -- Without progress, another call would find the same.
   if not is_heard and not gone[1] and returned == 0 then again = 0 end
   return again, unheard_ms, is_heard
 end

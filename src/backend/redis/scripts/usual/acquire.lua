@@ -1,10 +1,11 @@
 -- Grants a claim that fits beside the holders if no living claim is before it in the queue, or
--- renews what its owner has. A claim that is not granted takes an entry in the queue.
--- Returns the fence if granted, which is 0 for shared units; {'again'} if the script is to be
--- called again; or {'held', the fence of the sole holder or 0, ms, holders}. The milliseconds last
--- until the first holder ends, or until the process of the first claim is taken for dead.
+-- renews the hold of its owner. A claim that is not granted enters the queue. Returns
+-- | the fence                   | if granted; 0 for shared units
+-- | {'again'}                   | if the script is to be called again
+-- | {'held', fence, ms, holders} | otherwise. The fence of the sole holder or 0, and the time until
+-- |                             | the first hold ends, or the first claim counts as dead
 -- owner, need, limit, lease_ms, label: of the claim, see `lib/read_entry.lua`
--- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+-- entry_ms: how long the queue entry is kept; '0' if the claim does not enter the queue
 local lease, shared, fence, queue, deadlines = unpack(KEYS)
 local owner, need, limit, lease_ms, label, fence_ms, entry_ms = unpack(ARGV)
 local units = tonumber(need)

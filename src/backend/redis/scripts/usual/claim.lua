@@ -1,8 +1,10 @@
 -- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
 -- Registers the process of any other owner, so that the end of the lease is pushed to it.
--- Returns the fence or {'granted', fence, failed loads} if granted; {'newer', entry, time} if an
--- entry stands whose fence is greater than `seen`; {'held', fence, ms left, 1}; or
--- {'failed', ms left, failures, message} while the name backs off.
+-- Returns
+-- | the fence, or {'granted', fence, failed loads} | if granted
+-- | {'newer', entry, time}                         | if the fence of the entry is above `seen`
+-- | {'held', fence, ms left, 1}                    | if another owner has the lease
+-- | {'failed', ms left, failures, message}         | while the name backs off
 -- process: that of the owner; '' if it listens to the channel of the name
 local lease, fence, entry, failure = unpack(KEYS)
 local owner, lease_ms, fence_ms, seen, process = unpack(ARGV)

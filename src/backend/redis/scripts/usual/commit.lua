@@ -1,7 +1,10 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
--- Returns 2 if stored or 1 if only pushed, plus REFUSED; 0 if the fence is not the last one; or
--- {'newer', entry, time} if an entry with a greater fence stands.
+-- Returns
+-- | 2, plus REFUSED        | if the entry is stored
+-- | 1, plus REFUSED        | if the entry is only pushed
+-- | 0                      | if the fence is not the last fence
+-- | {'newer', entry, time} | if an entry with a greater fence stands
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
 -- tiers: the channel of local tiers that may have the entry which this one replaces, or ''

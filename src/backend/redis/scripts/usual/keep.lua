@@ -1,8 +1,10 @@
--- Keeps the queue entries of the process of some claims for one name, and grants what is free.
--- Returns REFUSED or 0, plus AGAIN if the script is to be called again; the milliseconds until what
--- is in the way ends, or the entry of a claim that does not hear that it fits; 1 if the process had
--- stopped to keep its entries, or 0; 1 if a claim hears that it is granted, or 0; and for each
--- claim 1 if it has an entry, or 0.
+-- Keeps the queue entries of one process for one name, and grants what is free. Returns a list:
+-- | REFUSED or 0, plus AGAIN | whether the script is to be called again
+-- | ms                       | until the lease in the way ends, or the entry of a claim that fits
+-- |                          | and whose process does not receive the push
+-- | 1 or 0                   | whether the process had not kept its entries in time
+-- | 1 or 0                   | whether a process has received the push of a grant
+-- | 1 or 0 for each claim    | whether the claim has an entry
 -- entry_ms: how long the queue entries are kept; the claims follow
 local lease, shared, _, queue, deadlines = unpack(KEYS)
 local fence_ms, entry_ms = ARGV[1], ARGV[2]
@@ -26,7 +28,7 @@ for _ = 1, BATCH do
   end
   redis.call('ZREM', deadlines, last)
 end
--- This needs no memory. A full server lets all writes through in a script that has written.
+-- This write needs no memory. After it, a full server permits all writes of the script.
 redis.call('PEXPIRE', queue, longest_ms)
 redis.call('ZADD', deadlines, deadline(at, entry_ms), process)
 redis.call('PEXPIRE', deadlines, longest_ms)
