@@ -1,6 +1,6 @@
-//! The changes of a name that are pushed to its waiters.
+//! The changes of a name that a backend pushes to the waiters of the name.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use bytes::{Buf, Bytes};
 
@@ -11,34 +11,34 @@ use crate::{
 
 /// A change of a name.
 ///
-/// A push may be lost, doubled, late or out of order. A waiter compares its fence with what it
-/// knows, or looks again. No waiter depends on a push alone.
+/// A push may be lost, doubled, late or out of order. So a waiter compares the fence of the push
+/// with the fences that it knows, or reads again. No waiter depends on a push alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Look again: a lease was released, or pushes may have been missed.
+    /// The waiter sends its request again: a lease was released, or a push may have been missed.
     Wake,
     /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
-    /// An entry was committed or put that is too large to be pushed to all that wait for it.
+    /// An entry was committed or put that is too large to be pushed to all its waiters.
     Announced(Announcement),
     /// A load failed.
     Failed(Failure),
-    /// The entry was removed, and this fence burnt.
+    /// The entry was removed. No load under this fence or a smaller fence can commit.
     Invalidated(u64),
-    /// The waiter in the queue with this owner has the lease now. The others need not look.
+    /// The waiter in the queue with this owner has the lease now. Other waiters have nothing to do.
     Granted(Handover),
-    /// The lease of this owner was ended from outside.
+    /// Another caller has ended the lease of this owner.
     Ended(Owner),
 }
 
-/// An entry that waiters are to [read](crate::backend::Store::get).
+/// An entry that its waiters [read](crate::backend::Store::get) by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     /// The fence of the entry.
     pub fence: u64,
     /// The size of the entry in bytes, with its header.
     pub bytes: usize,
-    /// How many processes are to fetch it. Zero if the backend does not know.
+    /// How many processes will read the entry. Zero if the backend does not know.
     pub crowd: u32,
 }
 
@@ -47,14 +47,14 @@ pub struct Announcement {
 pub struct Handover {
     /// The new holder.
     pub owner: Owner,
-    /// The fence of the grant. Where the mode [has none](crate::backend::Mode::is_fenced), it is
-    /// the time at the backend, so that it tells an old push all the same.
+    /// The fence of the grant. If the mode [has no fence](crate::backend::Mode::is_fenced), this is
+    /// the time at the backend, which shows a late push in the same way.
     pub fence: u64,
-    /// When it ends unless it is renewed, counted from the time at which its holder entered the
-    /// queue. The holder and the server have no other time in common. Zero if the holder is to ask
-    /// before it trusts the grant.
+    /// When the lease ends unless it is renewed, counted from the time at which its holder entered
+    /// the queue. The holder and the server have no other time in common. Zero if the holder must
+    /// send its claim again before it trusts the grant.
     pub ends: Duration,
-    /// What is held. It tells how to release a lease that no one here waits for.
+    /// What was granted. It says how to release a lease for which no caller of the process waits.
     pub hold: HandedHold,
 }
 
@@ -65,12 +65,13 @@ pub enum HandedHold {
     Mutex,
     /// The read-write lock of the name, as its writer.
     Writer,
-    /// Shared units. These are not released here: a permit may have left with its id.
+    /// Shared units. The process never releases these, because another process may have the id of
+    /// the permit.
     Shared,
 }
 
 impl HandedHold {
-    /// Returns the letter in a message: that of the key of a sole holder, or `s`.
+    /// Returns the letter in a message: the key of a sole holder, or `s`.
     fn letter(self) -> char {
         match self {
             Self::Mutex => 'l',
@@ -98,39 +99,38 @@ impl From<Mode> for HandedHold {
     }
 }
 
-/// A failed load, as other processes are told of it.
+/// A failed load, as the backend pushes it to other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     fence: u64,
     kind: ErrorKind,
     message: String,
-    /// For how long the key backs off, from when it is told. Zero if it does not.
+    /// For how long the key backs off after the push. Zero without a back-off.
     pub(crate) wait: Duration,
-    /// The loader's error, encoded. Empty if it has no encoding.
+    /// The loader's error, encoded. Empty if the error has no encoding.
     pub(crate) encoded: Bytes,
 }
 
-/// The letters of the kinds of failures that are not `l`, a failed load.
-const KINDS: [(char, ErrorKind); 3] =
-    [('p', ErrorKind::Panicked), ('t', ErrorKind::LoadTimeout), ('c', ErrorKind::Codec)];
 const LONGEST_MESSAGE: usize = 1024;
-/// The largest encoded error that is told. A push goes to each process that waits.
+/// The largest encoded error that is pushed, because a push goes to each process that waits.
 const LONGEST_ENCODED: usize = 16 << 10;
 
 impl Failure {
-    /// The failure of the load that ran under `fence`. An encoded error that is too large is left
-    /// out.
+    /// Creates the failure of the load that ran under `fence`. An encoded error that is too large
+    /// is left out.
     pub(crate) fn new(fence: u64, error: &Error, wait: Duration, encoded: Bytes) -> Self {
         let mut message = match std::error::Error::source(error) {
-            // The process that reads this adds that the load failed.
+            // The process that reads the message adds that the load failed.
             Some(cause) if error.kind() == ErrorKind::Load => Chain(cause).to_string(),
             _ => Chain(error).to_string(),
         };
-        let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
-        let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
-        message.truncate(cut);
-        let encoded = Some(encoded).filter(|encoded| encoded.len() <= LONGEST_ENCODED);
-        Self { fence, kind: error.kind(), message, wait, encoded: encoded.unwrap_or_default() }
+        let mut end = message.len().min(LONGEST_MESSAGE);
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        let encoded = if encoded.len() <= LONGEST_ENCODED { encoded } else { Bytes::new() };
+        Self { fence, kind: error.kind(), message, wait, encoded }
     }
 
     /// Returns the text of the loader's error.
@@ -146,56 +146,69 @@ impl Failure {
     pub(crate) fn into_error(self) -> Error {
         let message = match self.kind {
             ErrorKind::Load => format!("the load failed in another process: {}", self.message),
-            // The others say themselves what happened.
+            // The message of any other kind says what happened.
             _ => format!("in another process: {}", self.message),
         };
         Error::new(self.kind, message)
     }
 
-    /// Returns a letter for the kind, the wait, the size of the encoded error, that, and the text.
+    /// Returns the bytes of the failure: a letter for the kind, the wait, the size of the encoded
+    /// error, the encoded error, and the text.
     fn encode(&self) -> Bytes {
-        let kind =
-            KINDS.iter().find(|(_, kind)| *kind == self.kind).map_or('l', |(letter, _)| *letter);
+        let kind = match self.kind {
+            ErrorKind::Panicked => 'p',
+            ErrorKind::LoadTimeout => 't',
+            ErrorKind::Codec => 'c',
+            _ => 'l',
+        };
         let wait = u32::try_from(self.wait.as_millis()).unwrap_or(u32::MAX);
         let header = format!("{kind}{wait:08x}{:08x}", self.encoded.len());
         [header.as_bytes(), &self.encoded, self.message.as_bytes()].concat().into()
     }
 
     fn decode(fence: u64, mut bytes: Bytes) -> Option<Self> {
-        let number = |from| {
-            let digits = std::str::from_utf8(bytes.get(from..from + 8)?).ok()?;
-            u32::from_str_radix(digits, 16).ok()
+        let kind = match bytes.first()? {
+            b'p' => ErrorKind::Panicked,
+            b't' => ErrorKind::LoadTimeout,
+            b'c' => ErrorKind::Codec,
+            _ => ErrorKind::Load,
         };
-        let letter = char::from(*bytes.first()?);
-        let kind =
-            KINDS.iter().find(|(its, _)| *its == letter).map_or(ErrorKind::Load, |(_, it)| *it);
-        let (wait, size) = (number(1)?, usize::try_from(number(9)?).ok()?);
+        let wait = u64::from_str_radix(text_in(&bytes, 1..9)?, 16).ok()?;
+        let size = usize::from_str_radix(text_in(&bytes, 9..17)?, 16).ok()?;
         bytes.advance(17);
-        let encoded = (size <= bytes.len()).then(|| bytes.split_to(size))?;
+        if size > bytes.len() {
+            return None;
+        }
+        let encoded = bytes.split_to(size);
         let message = String::from_utf8_lossy(&bytes).into_owned();
-        Some(Self { fence, kind, message, wait: Duration::from_millis(wait.into()), encoded })
+        Some(Self { fence, kind, message, wait: Duration::from_millis(wait), encoded })
     }
 }
 
-/// How a name backs off after failed loads: for a time, no claim begins a load of it.
+fn text_in(bytes: &Bytes, range: Range<usize>) -> Option<&str> {
+    std::str::from_utf8(bytes.get(range)?).ok()
+}
+
+/// The back-off of a name after failed loads. Until it ends, no claim begins a load of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackOff {
-    /// For how long it still backs off.
+    /// For how long the name still backs off.
     pub wait: Duration,
     /// The number of failed loads in a row.
     pub failures: u32,
 }
 
 impl BackOff {
-    /// Returns how long the failures are remembered after the wait is over: as long again, and at
-    /// least 1 s. A load that fails in this time counts as one more in the row.
+    /// Returns how long the failures are remembered after the wait is over: for the same time
+    /// again, and at least 1 s. A load that fails in this time counts as the next failure in the
+    /// row.
     pub fn remembered(&self) -> Duration {
         self.wait.max(Duration::from_secs(1))
     }
 }
 
 impl Change {
-    /// Returns the owner that the change is for, if it is for one only.
+    /// Returns the owner that the change is for, if the change is for a single owner.
     pub fn addressee(&self) -> Option<Owner> {
         match self {
             Self::Granted(Handover { owner, .. }) | Self::Ended(owner) => Some(*owner),
@@ -203,7 +216,7 @@ impl Change {
         }
     }
 
-    /// Returns the fence under which an entry was changed, if that is what happened.
+    /// Returns the fence under which an entry was changed, if an entry was changed.
     pub(crate) fn of_entry(&self) -> Option<u64> {
         match self {
             Self::Entry(entry) => Some(entry.fence),
@@ -213,9 +226,17 @@ impl Change {
         }
     }
 
-    /// Returns the bytes of a message: `w`, `e` and an entry, or a letter and the 16 digits of a
-    /// fence. The rest is bytes and a crowd after `a`, a failure after `f`, nothing after `i`, and
-    /// an owner, milliseconds and the need of the claim after `g`. An owner follows `l`.
+    /// Returns the bytes of a message. The first byte says what follows:
+    ///
+    /// | byte | then |
+    /// |---|---|
+    /// | `w` | nothing |
+    /// | `e` | the entry |
+    /// | `a` | the fence in 16 digits, the size in bytes, `,`, the crowd |
+    /// | `f` | the fence in 16 digits, the failure |
+    /// | `i` | the fence in 16 digits |
+    /// | `g` | the fence in 16 digits, the owner, the end in ms, `,`, a letter for the hold |
+    /// | `l` | the owner |
     pub fn encode(&self) -> Bytes {
         let (head, rest) = match self {
             Self::Wake => ("w".to_owned(), Bytes::new()),
@@ -234,35 +255,42 @@ impl Change {
         [head.as_bytes(), &rest].concat().into()
     }
 
-    /// Reads a message. Bytes that cannot be read mean: look again.
+    /// Reads a message. Bytes that cannot be read are a [`Wake`](Self::Wake), so that the waiter
+    /// sends its request again.
     pub fn decode(bytes: &Bytes) -> Self {
-        let read = || {
-            let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
-            let fence = || text(1, 17)?.parse().ok();
-            Some(match bytes.first()? {
-                b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'a' => {
-                    let (size, crowd) = text(17, bytes.len())?.split_once(',')?;
-                    let (bytes, crowd) = (size.parse().ok()?, crowd.parse().ok()?);
-                    Self::Announced(Announcement { fence: fence()?, bytes, crowd })
-                }
-                b'f' => Self::Failed(Failure::decode(fence()?, bytes.slice(17..))?),
-                b'i' => Self::Invalidated(fence()?),
-                b'g' => {
-                    let (ends, hold) = text(49, bytes.len())?.split_once(',')?;
-                    Self::Granted(Handover {
-                        fence: fence()?,
-                        owner: text(17, 49)?.parse().ok()?,
-                        ends: Duration::from_millis(ends.parse().ok()?),
-                        hold: HandedHold::from_letter(hold),
-                    })
-                }
-                b'l' => Self::Ended(text(1, 33)?.parse().ok()?),
-                _ => Self::Wake,
-            })
-        };
-        read().unwrap_or(Self::Wake)
+        Self::try_decode(bytes).unwrap_or(Self::Wake)
     }
+
+    fn try_decode(bytes: &Bytes) -> Option<Self> {
+        match bytes.first()? {
+            b'e' => Some(Self::Entry(Entry::decode(bytes.slice(1..)).ok()?)),
+            b'a' => {
+                let fence = fence_in(bytes)?;
+                let (size, crowd) = text_in(bytes, 17..bytes.len())?.split_once(',')?;
+                let bytes = size.parse().ok()?;
+                let crowd = crowd.parse().ok()?;
+                Some(Self::Announced(Announcement { fence, bytes, crowd }))
+            }
+            b'f' => Some(Self::Failed(Failure::decode(fence_in(bytes)?, bytes.slice(17..))?)),
+            b'i' => Some(Self::Invalidated(fence_in(bytes)?)),
+            b'g' => {
+                let (ends, hold) = text_in(bytes, 49..bytes.len())?.split_once(',')?;
+                Some(Self::Granted(Handover {
+                    fence: fence_in(bytes)?,
+                    owner: text_in(bytes, 17..49)?.parse().ok()?,
+                    ends: Duration::from_millis(ends.parse().ok()?),
+                    hold: HandedHold::from_letter(hold),
+                }))
+            }
+            b'l' => Some(Self::Ended(text_in(bytes, 1..33)?.parse().ok()?)),
+            _ => Some(Self::Wake),
+        }
+    }
+}
+
+/// Reads the 16 digits of a fence behind the first byte of a message.
+fn fence_in(bytes: &Bytes) -> Option<u64> {
+    text_in(bytes, 1..17)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The waiters of this process that are told of the changes of a name.
+//! The waiters of this process that receive the changes of a name.
 //!
-//! A waiter registers before its request is sent, so it misses no push: its [`Changes`] keep what
-//! it has not read. At a server, the changes of many names come through a few channels of the
-//! process, which stay open. While such a channel is not confirmed, pushes may be missed. So all
-//! its waiters are woken when the connection breaks, and when the channel is confirmed. A waiter
-//! that was told nothing while its request was under way can sleep.
+//! A waiter registers before it sends its request, so the waiter misses no push: its [`Changes`]
+//! keep each push until the waiter reads it. From a server, the changes of many names come through
+//! a few channels of the process, which stay open. While such a channel is not confirmed, pushes
+//! may be missed. So all waiters of a channel are woken when the connection breaks, and when the
+//! channel is confirmed. A waiter that received no push while its request was under way can sleep.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,14 +26,14 @@ use crate::{
     sync::{lock, read, write},
 };
 
-/// The waiters of a backend. Clones share them.
+/// The waiters of a backend. Clones share the waiters.
 #[derive(Clone, Default)]
 pub struct Channels(Arc<Registry>);
 
 #[derive(Default)]
 struct Registry {
     state: Mutex<State>,
-    /// Changes when a channel opens or closes, for the tasks that subscribe to them.
+    /// Changes when a channel opens or closes, for the tasks that subscribe to channels.
     openings: watch::Sender<u64>,
     taps: RwLock<Vec<Weak<dyn Tap>>>,
     holders: RwLock<Vec<Weak<dyn Holders>>>,
@@ -41,52 +41,54 @@ struct Registry {
 
 #[derive(Default)]
 struct State {
-    waiters: BTreeMap<WaiterPlace, Waiter>,
+    waiters: BTreeMap<WaiterKey, Waiter>,
     channels: HashMap<Arc<str>, ServerChannel>,
-    /// The number of the last place.
+    /// The number of the last waiter.
     last: u64,
 }
 
-/// The place of a waiter. The waiters of one topic lie side by side, and those without an owner
+/// The key of a waiter. The waiters of one topic are neighbours, and the waiters without an owner
 /// come first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct WaiterPlace {
+struct WaiterKey {
     topic: Arc<str>,
     owner: Option<Owner>,
-    /// Tells places with the same owner apart.
+    /// Tells waiters with the same owner apart.
     number: u64,
 }
 
 struct Waiter {
     inbox: Arc<Inbox>,
-    /// The channels of a server through which it hears.
+    /// The channels of a server through which the pushes come.
     channels: Vec<Arc<str>>,
-    /// Whether the channels are open for it.
+    /// Whether the waiter counts as a listener of its channels.
     is_open: bool,
 }
 
 #[derive(Default)]
 struct ServerChannel {
-    /// Pushes arrive. Otherwise the server is asked for them, cannot be reached, or refuses them.
+    /// Whether pushes arrive. If not, the subscription is under way, refused, or the server is
+    /// away.
     is_confirmed: bool,
-    /// The channel closes when the last of them leaves, unless it stays.
+    /// The waiters that listen. The channel closes when the last listener leaves, unless it stays.
     listeners: usize,
     stays: bool,
 }
 
 impl Channels {
-    /// Registers a waiter of a topic. It gets the changes without an
-    /// [addressee](Change::addressee) and those for its owner. Without an owner, it gets all.
+    /// Registers a waiter of a topic. The waiter receives the changes without an
+    /// [addressee](Change::addressee) and the changes for its owner. A waiter without an owner
+    /// receives all changes.
     pub fn listen(&self, topic: &Arc<str>, owner: Option<Owner>) -> Changes {
         self.register(topic, Vec::new(), owner)
     }
 
     /// Pushes a change to the waiters of a topic. A change [for one owner](Change::addressee) goes
-    /// to the one that has this owner, and to those without an owner. It costs the same however
-    /// many waiters have other owners.
+    /// to the waiter with this owner, and to the waiters without an owner. The cost does not depend
+    /// on the number of waiters with other owners.
     pub fn push(&self, topic: &str, change: Change) {
         if let Some(fence) = change.of_entry() {
-            self.tell_taps(|tap| tap.changed(topic, fence));
+            self.each_tap(|tap| tap.changed(topic, fence));
         }
         if let Change::Ended(owner) = change {
             for holders in self.holders() {
@@ -101,34 +103,45 @@ impl Channels {
         }
     }
 
-    /// Gives a change to the waiters that it is for. Returns whether there is one.
+    /// Puts a change into the inboxes of its waiters. Returns whether there is a waiter.
     fn put(&self, topic: &str, change: &Change) -> bool {
         let state = self.state();
         if state.waiters.is_empty() {
             return false;
         }
-        let (topic, addressee) = (Arc::from(topic), change.addressee());
-        let is_for = |place: &WaiterPlace| place.owner.is_none() || addressee.is_none();
-        let all = state.from(&topic, None).take_while(|(place, _)| is_for(place));
-        let one = addressee.map(|owner| state.from(&topic, Some(owner)));
-        let one = one.into_iter().flatten().take_while(|(place, _)| place.owner == addressee);
-        let told: Vec<_> = all.chain(one).map(|(_, waiter)| waiter.inbox.clone()).collect();
+        let topic = Arc::from(topic);
+        let addressee = change.addressee();
+        let mut inboxes = Vec::new();
+        for (key, waiter) in state.from(&topic, None) {
+            if key.owner.is_some() && addressee.is_some() {
+                break;
+            }
+            inboxes.push(waiter.inbox.clone());
+        }
+        if addressee.is_some() {
+            for (key, waiter) in state.from(&topic, addressee) {
+                if key.owner != addressee {
+                    break;
+                }
+                inboxes.push(waiter.inbox.clone());
+            }
+        }
         drop(state);
-        for inbox in &told {
+        for inbox in &inboxes {
             inbox.put(change.clone());
         }
-        !told.is_empty()
+        !inboxes.is_empty()
     }
 
-    /// Has a lease released that was handed over to an owner which neither waits nor holds here.
-    /// Its waiter has left, and its undo was lost with its runtime or its connection.
+    /// Releases a lease that was handed over to an owner without a waiter and without a lease in
+    /// this process. The waiter has left, and its undo was lost with its runtime or connection.
     fn orphaned(&self, topic: &str, handover: &Handover) {
         let mode = match handover.hold {
             HandedHold::Mutex => Mode::Exclusive,
             HandedHold::Writer => Mode::Write,
             HandedHold::Shared => return,
         };
-        // Several backends of a test may have this id, and another one may have the waiter.
+        // Several backends of a test may have this id, and another backend may have the waiter.
         if handover.owner.process() == ProcessId::of_this() {
             return;
         }
@@ -151,15 +164,17 @@ impl Channels {
         let inbox = Arc::<Inbox>::default();
         let mut state = self.state();
         state.last += 1;
-        let place = WaiterPlace { topic: topic.clone(), owner, number: state.last };
+        let key = WaiterKey { topic: topic.clone(), owner, number: state.last };
         let waiter = Waiter { inbox: inbox.clone(), channels, is_open: false };
-        state.waiters.insert(place.clone(), waiter);
+        state.waiters.insert(key.clone(), waiter);
         drop(state);
-        Changes { inbox, channels: self.clone(), place }
+        Changes { inbox, channels: self.clone(), key }
     }
 
     pub(crate) fn has_listeners(&self, topic: &Arc<str>) -> bool {
-        self.state().from(topic, None).next().is_some()
+        let state = self.state();
+        let mut listeners = state.from(topic, None);
+        listeners.next().is_some()
     }
 
     pub(crate) fn add_tap(&self, tap: Weak<dyn Tap>) {
@@ -175,21 +190,29 @@ impl Channels {
     }
 
     fn holders(&self) -> Vec<Arc<dyn Holders>> {
-        read(&self.0.holders).iter().filter_map(Weak::upgrade).collect()
+        let holders = read(&self.0.holders);
+        holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Tells all local tiers. Returns whether there is one.
-    pub(crate) fn tell_taps(&self, tell: impl Fn(&dyn Tap)) -> bool {
+    /// Notifies all local tiers.
+    pub(crate) fn each_tap(&self, notify: impl Fn(&dyn Tap)) {
         let taps = read(&self.0.taps);
-        let told = taps.iter().filter_map(Weak::upgrade).map(|tap| tell(&*tap));
-        told.count() > 0
+        for tap in taps.iter().filter_map(Weak::upgrade) {
+            notify(&*tap);
+        }
+    }
+
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn has_taps(&self) -> bool {
+        let taps = read(&self.0.taps);
+        taps.iter().any(|tap| tap.strong_count() > 0)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.0.state)
     }
 
-    /// Makes the tasks that subscribe look at all channels.
+    /// Makes the tasks that subscribe check all channels.
     pub(crate) fn recheck(&self) {
         self.0.openings.send_modify(|openings| *openings = openings.wrapping_add(1));
     }
@@ -202,7 +225,8 @@ impl Channels {
     pub(crate) fn open(&self, channel: &Arc<str>) {
         let mut state = self.state();
         let is_new = !state.channels.contains_key(channel);
-        state.channels.entry(channel.clone()).or_default().stays = true;
+        let opened = state.channels.entry(channel.clone()).or_default();
+        opened.stays = true;
         drop(state);
         if is_new {
             self.recheck();
@@ -211,48 +235,57 @@ impl Channels {
 
     /// Returns whether a channel is open, and its pushes arrive.
     pub(crate) fn is_confirmed(&self, channel: &str) -> bool {
-        self.state().channels.get(channel).is_some_and(|known| known.is_confirmed)
+        let state = self.state();
+        state.channels.get(channel).is_some_and(|open| open.is_confirmed)
     }
 
     pub(crate) fn wants(&self, channel: &str) -> bool {
         self.state().channels.contains_key(channel)
     }
 
-    /// Returns the channels to subscribe to, of some.
+    /// Returns the channels to subscribe to that `which` selects.
     pub(crate) fn wanted(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
-        self.state().channels.keys().filter(|channel| which(channel)).cloned().collect()
+        let state = self.state();
+        let selected = state.channels.keys().filter(|channel| which(channel));
+        selected.cloned().collect()
     }
 
-    /// Tells whenever a channel opens or closes.
+    /// Returns a watch that changes whenever a channel opens or closes.
     pub(crate) fn openings(&self) -> watch::Receiver<u64> {
         self.0.openings.subscribe()
     }
 
-    /// Notes that the subscriptions to some channels are gone, and makes their waiters look again.
+    /// Notes that the subscriptions to some channels are gone, and wakes their waiters.
     pub(crate) fn lost(&self, which: impl Fn(&str) -> bool) {
         self.set_confirmed(false, which);
-        // After the subscriptions, so that a tier which still saw one is told.
-        self.tell_taps(|tap| tap.lost());
+        // A tier that has just seen a confirmed subscription is notified after the change.
+        self.each_tap(|tap| tap.lost());
     }
 
-    /// Notes whether the server confirms the subscriptions to some channels. Their waiters look
-    /// again, if that is new.
+    /// Notes whether the server confirms the subscriptions to some channels. Wakes the waiters of
+    /// each channel that this changes.
     pub(crate) fn set_confirmed(&self, is_confirmed: bool, which: impl Fn(&str) -> bool) {
         let mut state = self.state();
         let mut changed = HashSet::default();
-        for (channel, known) in state.channels.iter_mut().filter(|(channel, _)| which(channel)) {
-            if mem::replace(&mut known.is_confirmed, is_confirmed) != is_confirmed {
-                changed.insert(channel.clone());
+        for (name, channel) in &mut state.channels {
+            if which(name) && channel.is_confirmed != is_confirmed {
+                channel.is_confirmed = is_confirmed;
+                changed.insert(name.clone());
             }
         }
         if changed.is_empty() {
             return;
         }
-        let hears = |waiter: &&Waiter| waiter.channels.iter().any(|it| changed.contains(it));
-        let waiters = state.waiters.values().filter(hears);
-        let waiters: Vec<_> = waiters.map(|waiter| waiter.inbox.clone()).collect();
+        let mut inboxes = Vec::new();
+        for waiter in state.waiters.values() {
+            if waiter.channels.iter().any(|name| changed.contains(name)) {
+                inboxes.push(waiter.inbox.clone());
+            }
+        }
         drop(state);
-        waiters.iter().for_each(|inbox| inbox.put(Change::Wake));
+        for inbox in inboxes {
+            inbox.put(Change::Wake);
+        }
     }
 }
 
@@ -263,18 +296,18 @@ impl fmt::Debug for Channels {
 }
 
 impl State {
-    /// Returns the waiters of a topic, beginning with this owner's.
+    /// Returns the waiters of a topic in the order of their keys, from this owner on.
     fn from<'a>(
         &'a self,
         topic: &'a Arc<str>,
         owner: Option<Owner>,
-    ) -> impl Iterator<Item = (&'a WaiterPlace, &'a Waiter)> {
-        let first = WaiterPlace { topic: topic.clone(), owner, number: 0 };
-        self.waiters.range(first..).take_while(move |(place, _)| place.topic == *topic)
+    ) -> impl Iterator<Item = (&'a WaiterKey, &'a Waiter)> {
+        let first = WaiterKey { topic: topic.clone(), owner, number: 0 };
+        self.waiters.range(first..).take_while(move |(key, _)| key.topic == *topic)
     }
 }
 
-/// A registration for the changes of one name. Dropping it ends it.
+/// The registration of one waiter for the changes of one name. Dropping it ends the registration.
 ///
 /// ```
 /// # async fn next(mut changes: bellwether::backend::Changes) -> bellwether::backend::Change {
@@ -285,18 +318,18 @@ impl State {
 pub struct Changes {
     inbox: Arc<Inbox>,
     channels: Channels,
-    place: WaiterPlace,
+    key: WaiterKey,
 }
 
 impl Changes {
-    /// Returns a registration for a backend that pushes nothing. Its waiter looks at intervals.
+    /// Returns a registration for a backend that pushes nothing, so that its waiter polls.
     pub fn none() -> Self {
         let nowhere = Arc::from("");
         Channels::default().register(&nowhere, vec![nowhere.clone()], None)
     }
 
-    /// Returns the next change, or [`Change::Wake`] if some were missed. Dropping the future loses
-    /// no change.
+    /// Returns the next change, or [`Change::Wake`] if changes were missed. Dropping the future
+    /// loses no change.
     pub async fn next(&mut self) -> Change {
         self.next_push().await.0
     }
@@ -312,37 +345,39 @@ impl Changes {
         }
     }
 
-    /// Returns the inbox of the changes. A change that is put into it wakes the listener.
+    /// Returns the inbox of the changes. A change that is put into the inbox wakes the waiter.
     pub(crate) fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox
     }
 
-    /// Asks the server for its subscriptions, if that was not done yet. Returns whether it has
-    /// confirmed them, so that changes arrive.
+    /// Opens the channels of the waiter, if they are not open yet. Returns whether the server has
+    /// confirmed the subscriptions, so that changes arrive.
     ///
-    /// The listener is woken ([`Change::Wake`]) when they are confirmed or lost.
+    /// A [`Change::Wake`] comes when the subscriptions are confirmed or lost.
     pub fn subscribe(&mut self) -> bool {
-        let (mut is_confirmed, mut must_ask) = (true, false);
+        let mut is_confirmed = true;
+        let mut has_opened = false;
         let mut state = self.channels.state();
         let State { waiters, channels, .. } = &mut *state;
-        let Some(waiter) = waiters.get_mut(&self.place) else { return false };
-        let opens = !mem::replace(&mut waiter.is_open, true);
-        for channel in &waiter.channels {
-            must_ask |= !channels.contains_key(channel);
-            let known = channels.entry(channel.clone()).or_default();
-            known.listeners += usize::from(opens);
-            is_confirmed &= known.is_confirmed;
+        let Some(waiter) = waiters.get_mut(&self.key) else { return false };
+        let is_first_call = !mem::replace(&mut waiter.is_open, true);
+        for name in &waiter.channels {
+            has_opened |= !channels.contains_key(name);
+            let channel = channels.entry(name.clone()).or_default();
+            if is_first_call {
+                channel.listeners += 1;
+            }
+            is_confirmed &= channel.is_confirmed;
         }
-        // A task that is woken may hold the lock of `openings`, and ask for the state.
+        // A task that is woken may hold the lock of `openings`, and then lock the state.
         drop(state);
-        if must_ask {
+        if has_opened {
             self.channels.recheck();
         }
         is_confirmed
     }
 
-    /// Completes when the server has confirmed the subscription. The changes until then may be
-    /// missed.
+    /// Completes when the server has confirmed the subscription. Changes until then may be missed.
     pub async fn confirmed(&mut self) {
         while !self.subscribe() {
             self.next().await;
@@ -353,13 +388,19 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        let (mut state, mut has_closed) = (self.channels.state(), false);
-        let waiter = state.waiters.remove(&self.place).filter(|waiter| waiter.is_open);
-        for channel in waiter.iter().flat_map(|waiter| &waiter.channels) {
-            let Some(known) = state.channels.get_mut(channel) else { continue };
-            known.listeners -= 1;
-            let is_unused = known.listeners == 0 && !known.stays;
-            has_closed |= is_unused && state.channels.remove(channel).is_some();
+        let mut has_closed = false;
+        let mut state = self.channels.state();
+        let Some(waiter) = state.waiters.remove(&self.key) else { return };
+        if !waiter.is_open {
+            return;
+        }
+        for name in &waiter.channels {
+            let Some(channel) = state.channels.get_mut(name) else { continue };
+            channel.listeners -= 1;
+            if channel.listeners == 0 && !channel.stays {
+                state.channels.remove(name);
+                has_closed = true;
+            }
         }
         drop(state);
         if has_closed {
@@ -370,14 +411,14 @@ impl Drop for Changes {
 
 impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Changes").field(&self.place.topic).finish()
+        f.debug_tuple("Changes").field(&self.key.topic).finish()
     }
 }
 
-/// The pushes that a slow waiter may have unread. With more, it looks again.
+/// The most unread pushes of a slow waiter. One more push replaces all of them by a wake.
 const BACKLOG: usize = 16;
 
-/// Takes the pushes for one listener until it reads them.
+/// The pushes for one waiter that the waiter has not read.
 #[derive(Default)]
 pub(crate) struct Inbox {
     unread: Mutex<VecDeque<(Change, Instant)>>,
@@ -387,21 +428,20 @@ pub(crate) struct Inbox {
 impl Inbox {
     pub(crate) fn put(&self, change: Change) {
         let mut unread = lock(&self.unread);
-        // One look sees both, as when two channels of a listener are lost together.
-        let is_seen = |last: &Change| change == Change::Wake && *last == change;
-        if !unread.back().is_some_and(|(last, _)| is_seen(last)) {
-            let is_full = unread.len() == BACKLOG;
-            if is_full {
-                unread.clear();
-            }
-            let change = if is_full { Change::Wake } else { change };
+        // One request follows both wakes, as when two channels of a waiter are lost together.
+        let is_second_wake =
+            change == Change::Wake && unread.back().is_some_and(|(last, _)| *last == Change::Wake);
+        if unread.len() == BACKLOG && !is_second_wake {
+            unread.clear();
+            unread.push_back((Change::Wake, Instant::now()));
+        } else if !is_second_wake {
             unread.push_back((change, Instant::now()));
         }
         drop(unread);
         self.came.notify_one();
     }
 
-    /// Returns when the first change came that its listener has not read.
+    /// Returns when the first unread change came.
     pub(crate) fn unread_since(&self) -> Option<Instant> {
         let unread = lock(&self.unread);
         let (_, came) = unread.front()?;

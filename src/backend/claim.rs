@@ -1,4 +1,4 @@
-//! Claims, their owners, and the answers about them.
+//! Claims for leases, their owners, and the answers to claims.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -11,25 +11,26 @@ use crate::{
 
 /// How a lease is held, and beside which other holders.
 ///
-/// A claim is granted when it fits beside the holders of its [semaphore](SemaphoreKind) and no
-/// claim is before it in the queue, which it enters if it [waits](Claim::waits).
+/// A claim is granted if it fits beside the holders of its [semaphore](SemaphoreKind) and no other
+/// claim is before it in the queue. A claim that [waits](Claim::waits) enters the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one holder at a time. The callers of one process that wait share one place in the queue.
-    /// A claim loses it if its process does not hear of the grant.
+    /// By one holder at a time. The callers of one process that wait share one queue entry. The
+    /// entry is lost if the process of the claim has no subscription when the claim is granted.
     Exclusive,
-    /// By one holder at a time, first come, first served: each caller has a place of its own.
+    /// By one holder at a time, first come, first served: each caller has a queue entry of its own.
     Fair,
     /// Beside other readers.
     Read,
     /// By one writer, and no reader beside it.
     Write,
-    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once.
+    /// Beside other holders, as long as no more than `limit` permits are out.
     Permit {
-        /// The number of permits. Each claim brings it, so that nothing is left to be changed.
+        /// The number of permits. Each claim states the number, so that no stored number must be
+        /// changed.
         limit: u32,
-        /// How many of them are claimed, all or none.
+        /// How many permits are claimed, all or none.
         count: u32,
     },
 }
@@ -37,14 +38,14 @@ pub enum Mode {
 /// The part of a semaphore that a claim takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// All of it.
+    /// The whole semaphore.
     Sole,
-    /// So many shared units, of which at most `limit` may be out.
+    /// This many shared units, of which at most `limit` may be out.
     Units { count: u32, limit: u32 },
 }
 
 impl Need {
-    /// Returns the shared units: none of a sole hold.
+    /// Returns the number of shared units. A sole hold has no units.
     pub(crate) fn units(self) -> u32 {
         match self {
             Self::Sole => 0,
@@ -65,18 +66,18 @@ impl Mode {
         }
     }
 
-    /// Returns whether each grant has a fence of its own. It is zero where several holders may hold
-    /// together.
+    /// Returns whether each grant has a fence of its own. In any other mode, several holders may
+    /// hold together, and the fence is zero.
     pub fn is_fenced(self) -> bool {
         self.need() == Need::Sole
     }
 }
 
-/// Which of the three semaphores of a name a claim is for. Each has one sole holder or counted
-/// holders that share it, and one queue.
+/// Which of the three semaphores of a name a claim is for. Each semaphore has one queue, and one
+/// sole holder or counted holders that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SemaphoreKind {
-    /// A mutex, fair or not, reentrant or not; or the load of an entry.
+    /// A mutex, fair or not, reentrant or not. Also the load of an entry.
     Mutex,
     /// A read-write lock.
     ReadWrite,
@@ -108,34 +109,35 @@ impl From<Mode> for SemaphoreKind {
     }
 }
 
-/// How long a lease that was handed over lasts unless it is renewed, or its own time if that is
-/// shorter. A holder that stands still or is cut off holds up the others for so long.
+/// How long a lease that was handed over lasts at most, unless it is renewed. A new holder that
+/// stands still or is cut off delays the other waiters for this time.
 pub const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
-/// How long a queue entry lasts unless it is [kept](super::Leases::keep). A process that died or
-/// stands still holds up the claims behind it for so long.
+/// How long a queue entry lasts unless its process [keeps](super::Leases::keep) it. A process that
+/// died or stands still delays the claims behind its entry for this time.
 pub const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
-/// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
-/// time. It may be sent again: a backend recognises by its owner a claim that it has granted.
+/// A request to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
+/// time. A claim may be sent again, because a backend recognises a granted claim by its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The name that the lease is for.
+    /// The name of the lease.
     pub name: Name,
-    /// The id of its holder.
+    /// The id of the holder.
     pub owner: Owner,
-    /// How it is held.
+    /// How the lease is held.
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after the grant, and after each renewal.
-    /// After a handover, the time of the former holder counts.
+    /// How long the backend remembers the last fence of the name after the grant, and after each
+    /// renewal. After a handover, the fence life of the former holder counts.
     pub fence_life: Duration,
-    /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
+    /// Whether the claim enters the queue, if it is not granted at once.
     pub waits: bool,
-    /// Whether its process is told of the end of a load that is in the way. It matters for entries.
+    /// Whether the end of a load that is in the way is pushed to the process of the claim. Only
+    /// claims of entries use this.
     pub listens: bool,
-    /// Names the process of the holder, for [operators](super::Leases::inspect).
+    /// The label of the holder's process, for [operators](super::Leases::inspect).
     pub label: Option<Arc<str>>,
 }
 
@@ -156,26 +158,26 @@ impl Claim {
         Self { name, owner, mode, lease, fence_life, waits: true, listens: true, label: None }
     }
 
-    /// Returns whether its release wakes all waiters. Those for an entry or a majority have no
-    /// queue.
+    /// Returns whether the release of the claim wakes all waiters. The waiters for an entry or a
+    /// majority have no queue.
     pub(super) fn wakes_all(&self) -> bool {
         let is_mutex = SemaphoreKind::from(self.mode) == SemaphoreKind::Mutex;
         is_mutex && matches!(self.name.family, Family::Cache | Family::Redlock)
     }
 }
 
-/// Proof that a claim was granted, which its commit needs.
+/// Proof that a claim was granted. A commit needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub(super) fence: u64,
     pub(crate) failures: u32,
-    /// The name has no entry. Its commit replaces none, so no [local
-    /// tier](crate::cache::Builder::local) is told of it.
+    /// The name has no entry. The commit replaces no entry, so no [local
+    /// tier](crate::cache::Builder::local) is notified of it.
     pub(crate) has_no_entry: bool,
 }
 
 impl Grant {
-    /// Creates a grant with its fence, as a backend hands it out.
+    /// Creates a grant with its fence.
     pub fn new(fence: u64) -> Self {
         Self { fence, failures: 0, has_no_entry: false }
     }
@@ -186,8 +188,8 @@ impl Grant {
         self.failures
     }
 
-    /// Returns a number that is greater than in every earlier grant of the name; zero where
-    /// the mode [has none](Mode::is_fenced).
+    /// Returns a number that is greater than in every earlier grant of the name. Zero if the mode
+    /// [has no fence](Mode::is_fenced).
     pub fn fence(&self) -> u64 {
         self.fence
     }
@@ -196,14 +198,13 @@ impl Grant {
 /// The lease in the way of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupied {
-    /// The fence of the holder. It is zero where the mode has none, or where the lease is free and
-    /// another claim is before this one in the queue.
+    /// The fence of the holder. Zero if the mode has no fence, or if the lease is free and another
+    /// claim is before this claim in the queue.
     pub fence: u64,
-    /// After how long the lease ends if it is not renewed, or the first one of several. For a claim
-    /// that waits it is shorter if it is to look again before, because no push may tell it of a
-    /// release.
+    /// After how long the first lease in the way ends unless it is renewed. A waiting claim gets a
+    /// shorter time if no push can announce a release to it.
     pub remaining: Duration,
-    /// The number of holders; for permits, how many of them are out.
+    /// The number of holders. For permits, the number of permits that are out.
     pub holders: u32,
 }
 
@@ -214,37 +215,38 @@ pub enum Renewal {
     Held,
     /// The claim does not have the lease.
     NotHeld,
-    /// The outcome for this claim is unknown, though it is known for others of the same call: too
-    /// few servers of a majority answered, or the node of a cluster did not.
+    /// The outcome for this claim is unknown, although it is known for other claims of the same
+    /// call: too few servers of a majority answered, or the node of a cluster did not.
     Unknown,
 }
 
 impl From<bool> for Renewal {
-    /// Converts the answer of a server that always knows it.
-    fn from(held: bool) -> Self {
-        if held { Self::Held } else { Self::NotHeld }
+    /// Converts the answer of a server that always knows the outcome.
+    fn from(is_held: bool) -> Self {
+        if is_held { Self::Held } else { Self::NotHeld }
     }
 }
 
 /// The answer to [`Leases::keep`](super::Leases::keep).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// After how long the lease in the way ends if it is not renewed; or the queue entry of the
-    /// first waiter, if nothing is in the way and that waiter does not hear of it; or zero.
+    /// After how long the lease in the way ends unless it is renewed. If the lease is free and the
+    /// first waiter cannot receive the push, after how long the entry of that waiter ends.
+    /// Otherwise zero.
     pub remaining: Duration,
-    /// The process had stopped to keep its entries, and others may have removed them.
+    /// The process had not kept its entries in time, so its entries may be gone.
     pub has_lapsed: bool,
-    /// Nothing was in the way, and the lease was handed to a waiter that hears of it.
+    /// The lease was free, and was handed over to a waiter that receives the push.
     pub handed_over: bool,
-    /// Whether each claim has an entry, in their order.
+    /// Whether each claim has an entry, in the order of the claims.
     pub stands: Vec<bool>,
 }
 
 /// The id of a holder: 64 random bits of its [process](ProcessId), then 62 random bits of the
 /// acquisition.
 ///
-/// Each acquisition has a fresh owner, and a release without an answer ends its use. So a late
-/// release cannot end a later grant.
+/// Each acquisition has a fresh owner, which is no longer used after a release without an answer.
+/// So a late release cannot end a later grant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(Uuid);
 
@@ -273,15 +275,15 @@ impl Owner {
     }
 }
 
-/// The id of a process, as the queues of a backend see it: each backend that is not a clone has one
-/// of its own. So when a runtime ends with its backend, the queue entries of that backend end, and
+/// The id of a process in the queues of a backend. Each backend that is not a clone has an id of
+/// its own. So when a runtime ends with its backend, the queue entries of that backend end, because
 /// no other backend of the same operating system process keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(u64);
 
 impl ProcessId {
-    /// Creates an id that no other process has. Each half of a version 4 UUID has fixed bits, and
-    /// their XOR has none.
+    /// Creates an id that no other process has. Each half of a version 4 UUID has fixed bits. The
+    /// XOR of the halves has only random bits.
     pub(crate) fn fresh() -> Self {
         let (high, low) = random::id().as_u64_pair();
         Self(high ^ low)

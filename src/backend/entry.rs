@@ -1,4 +1,4 @@
-//! An entry: a value with its fence and its windows, as it lies in the backend.
+//! An entry: a value with its fence and its windows, as the backend stores it.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -8,12 +8,12 @@ use super::tags::{TagEnd, Tagged, Undecodable};
 
 /// A value with the fence under which it was written.
 ///
-/// Two entries are equal if the same was written, whenever that was.
+/// Two entries are equal if they were written with the same content, at any time.
 ///
 /// # Format
 ///
-/// A header of text, which the scripts in Redis read, then the payload. Times are in milliseconds
-/// and hexadecimal unless said otherwise:
+/// A header of text, which the scripts in Redis read, and the payload. Times are in milliseconds
+/// and hexadecimal unless the table says otherwise:
 ///
 /// | bytes | what |
 /// |---|---|
@@ -31,23 +31,23 @@ use super::tags::{TagEnd, Tagged, Undecodable};
 /// hexadecimal digits; each tag behind its length in bytes, in 4 hexadecimal digits.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    /// Whether there is a value, or the mark that the name is uncacheable.
+    /// Whether the entry is a value, or says that the name is uncacheable.
     pub kind: EntryKind,
-    /// The fence under which it was written.
+    /// The fence under which the entry was written.
     pub fence: u64,
-    /// When it was stored, in microseconds of the backend's clock, which sets it. Zero: unknown.
+    /// When the backend stored the entry, in microseconds of its clock. Zero: unknown.
     pub stored_at: u64,
-    /// How long ago it was stored, when the backend returned it. `None` for a push, and if it is
-    /// unknown. It is not encoded.
+    /// The age of the entry when the backend returned it. `None` for a push, and if the age is
+    /// unknown. The age is not encoded.
     pub age: Option<Duration>,
     /// The reader of the payload: the schema in the upper 16 bits, the
-    /// [codec](crate::cache::Codec::tag) in the lower.
+    /// [codec](crate::cache::Codec::tag) in the lower 16 bits.
     pub tag: u32,
-    /// How long its load took. Zero if it was written without one.
+    /// How long the load of the value took. Zero for a value that was written without a load.
     pub cost: Duration,
-    /// How long it is of use. Without windows it is fresh until it is gone.
+    /// How long the entry is of use. An entry without windows is fresh until it is gone.
     pub windows: Option<Windows>,
-    /// Its tags. `None` if its cache has none.
+    /// The tags of the entry. `None` if its cache has no tags.
     pub tagged: Option<Arc<Tagged>>,
     /// The encoded value.
     pub payload: Bytes,
@@ -59,9 +59,10 @@ pub enum EntryKind {
     /// A value.
     #[default]
     Value,
-    /// The last answer was not to be shared: each caller loads for itself while this stands.
+    /// The last value could not be shared. While this entry stands, each caller loads for itself.
     Uncacheable,
-    /// A tag of the entry has ended, so it counts as missing. A cache says so of what it has read.
+    /// A tag of the entry was invalidated, so the entry counts as missing. Only a cache sets this,
+    /// in an entry that it has read.
     Ended,
 }
 
@@ -70,16 +71,16 @@ const HEADER: usize = 88;
 impl Entry {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) const FENCE: Range<usize> = 4..20;
-    /// The place of the time at which it was stored.
+    /// Where the header has the time at which the entry was stored.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) const STORED_AT: Range<usize> = 20..36;
 
-    /// Creates a value that is still to be written. A commit or a put sets the fence and the time.
+    /// Creates a value to be written. A commit or a put sets the fence and the time.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
         Self { tag, cost, payload, ..Self::default() }
     }
 
-    /// Creates the mark that a name is uncacheable.
+    /// Creates the entry of an uncacheable name.
     pub fn uncacheable(cost: Duration) -> Self {
         Self { kind: EntryKind::Uncacheable, cost, ..Self::default() }
     }
@@ -90,7 +91,7 @@ impl Entry {
         self
     }
 
-    /// Returns the same entry with its windows. Each is whole milliseconds, at most 34 years.
+    /// Returns the same entry with windows. Each window has whole milliseconds, at most 34 years.
     pub fn with_windows(mut self, windows: Windows) -> Self {
         self.windows = Some(windows.in_range());
         self
@@ -104,18 +105,20 @@ impl Entry {
 
     /// Returns the same entry with its age at a time of the backend's clock, in microseconds.
     pub fn read_at(mut self, micros: u64) -> Self {
-        let age = Duration::from_micros(micros.saturating_sub(self.stored_at));
-        self.age = (self.stored_at != 0).then_some(age);
+        self.age = match self.stored_at {
+            0 => None,
+            stored_at => Some(Duration::from_micros(micros.saturating_sub(stored_at))),
+        };
         self
     }
 
-    /// Returns its size in bytes, encoded.
+    /// Returns the size of the encoded entry in bytes.
     pub fn weight(&self) -> usize {
         HEADER + self.tags_weight() + self.payload.len()
     }
 
-    /// Notes that a tag has ended. An expired entry is as [`Expire`](super::Edit::Expire) leaves
-    /// it.
+    /// Notes that a tag of the entry was invalidated or expired. An expired entry gets the windows
+    /// that [`Expire`](super::Edit::Expire) would have given it.
     pub(crate) fn end_by_tag(&mut self, end: TagEnd) {
         match (end, self.windows) {
             (TagEnd::Expired, Some(windows)) if !windows.error.is_zero() => {
@@ -126,25 +129,26 @@ impl Entry {
         }
     }
 
-    /// Returns whether an act or a tag has ended its windows.
+    /// Returns whether an edit or a tag has ended the windows of the entry.
     pub(crate) fn has_ended(&self) -> bool {
-        let have_ended = |it: Windows| it.fresh.max(it.stale).is_zero() && !it.error.is_zero();
-        self.kind == EntryKind::Ended || self.windows.is_some_and(have_ended)
+        self.kind == EntryKind::Ended || self.windows.is_some_and(Windows::has_only_error)
     }
 
     fn tags_weight(&self) -> usize {
         self.tagged.as_ref().map_or(0, |tagged| tagged.weight())
     }
 
-    /// Returns the entry without its payload, and the size of that.
+    /// Returns the entry without its payload, and the size of the payload.
     pub(crate) fn without_payload(&self) -> (Self, usize) {
         let tagged = self.tagged.clone();
-        (Self { payload: Bytes::new(), tagged, ..*self }, self.payload.len())
+        let without_payload = Self { payload: Bytes::new(), tagged, ..*self };
+        (without_payload, self.payload.len())
     }
 
     /// Returns the bytes that are stored and pushed.
     pub fn encode(&self) -> Bytes {
-        [self.header().as_bytes(), &self.payload].concat().into()
+        let header = self.header();
+        [header.as_bytes(), &self.payload].concat().into()
     }
 
     /// Returns the bytes before the payload.
@@ -155,11 +159,14 @@ impl Entry {
         };
         let cost = u32::try_from(self.cost.as_millis()).unwrap_or(u32::MAX);
         let windows = self.windows.map_or_else(|| "0".repeat(30), Windows::encoded);
-        let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
-        let more = self.tags_weight();
-        let mut header =
-            format!("bw1{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{windows}{more:06x}");
-        self.tagged.iter().for_each(|tagged| tagged.encode(&mut header));
+        let Self { fence, stored_at, tag, .. } = self;
+        let tags_weight = self.tags_weight();
+        let mut header = format!(
+            "bw1{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{windows}{tags_weight:06x}"
+        );
+        if let Some(tagged) = &self.tagged {
+            tagged.encode(&mut header);
+        }
         header
     }
 
@@ -172,27 +179,35 @@ impl Entry {
             b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
-        let hex = |range: Range<usize>| digits(&header[range], 16);
         let fence = digits(&header[Self::FENCE], 10)?;
         let stored_at = digits(&header[Self::STORED_AT], 10)?;
-        let (tag, cost) = (hex(36..44)? as u32, Duration::from_millis(hex(44..52)?));
-        let windows = [hex(52..62)?, hex(62..72)?, hex(72..82)?];
-        let windows = (windows != [0; 3]).then(|| Windows::from_millis(windows));
-        let payload_at = (HEADER + hex(82..88)? as usize).min(bytes.len());
+        let tag = digits(&header[36..44], 16)? as u32;
+        let cost = Duration::from_millis(digits(&header[44..52], 16)?);
+        let fresh = digits(&header[52..62], 16)?;
+        let stale = digits(&header[62..72], 16)?;
+        let error = digits(&header[72..82], 16)?;
+        let windows = match [fresh, stale, error] {
+            [0, 0, 0] => None,
+            millis => Some(Windows::from_millis(millis)),
+        };
+        let tags_weight = digits(&header[82..88], 16)? as usize;
+        let payload_at = (HEADER + tags_weight).min(bytes.len());
         let tagged = Tagged::decode(&bytes[HEADER..payload_at])?.map(Arc::new);
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at);
-        let (age, payload) = (None, bytes);
-        Ok(Self { kind, fence, stored_at, age, tag, cost, windows, tagged, payload })
+        Ok(Self { kind, fence, stored_at, age: None, tag, cost, windows, tagged, payload: bytes })
     }
 }
 
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
-        let written =
-            |entry: &Self| (entry.kind, entry.fence, entry.tag, entry.cost, entry.windows);
-        let is_same = written(self) == written(other) && self.tagged == other.tagged;
-        is_same && self.payload == other.payload
+        self.kind == other.kind
+            && self.fence == other.fence
+            && self.tag == other.tag
+            && self.cost == other.cost
+            && self.windows == other.windows
+            && self.tagged == other.tagged
+            && self.payload == other.payload
     }
 }
 
@@ -208,15 +223,17 @@ fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
 
 /// How long an entry is of use after it was stored.
 ///
-/// First it is `fresh`. The other two windows begin together when it no longer is, as those of [RFC
-/// 5861](https://www.rfc-editor.org/rfc/rfc5861) do. It is gone when the longer one has ended.
+/// First the entry is `fresh`. The other two windows begin together at the end of the fresh window,
+/// as [RFC 5861](https://www.rfc-editor.org/rfc/rfc5861) defines them. The entry is gone at the end
+/// of the longer window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Windows {
-    /// How long it is served as it is.
+    /// How long the entry is served without a refresh.
     pub fresh: Duration,
-    /// How long after that it is still served, while one process of the fleet refreshes it.
+    /// How long after the fresh window the entry is served while one process of the fleet refreshes
+    /// it.
     pub stale: Duration,
-    /// How long after that it is served in place of a failure.
+    /// How long after the fresh window the entry is served in place of a failure.
     pub error: Duration,
 }
 
@@ -244,17 +261,24 @@ impl Windows {
         self.fresh.saturating_add(self.stale.max(self.error))
     }
 
-    /// Returns whether the entry is of no use once it is no longer fresh.
+    /// Returns whether an edit has ended the fresh and the stale window, and left the error window.
+    fn has_only_error(self) -> bool {
+        self.fresh.is_zero() && self.stale.is_zero() && !self.error.is_zero()
+    }
+
+    /// Returns whether the entry is of no use after its fresh window.
     pub fn is_fresh_only(&self) -> bool {
         self.stale.max(self.error).is_zero()
     }
 
     fn millis(self) -> [u64; 3] {
-        [self.fresh, self.stale, self.error]
-            .map(|window| u64::try_from(window.as_millis()).unwrap_or(LONGEST).min(LONGEST))
+        [self.fresh, self.stale, self.error].map(|window| {
+            let millis = u64::try_from(window.as_millis()).unwrap_or(LONGEST);
+            millis.min(LONGEST)
+        })
     }
 
-    /// Returns the windows as they stand in the header of an entry.
+    /// Returns the text of the windows in the header of an entry.
     pub(crate) fn encoded(self) -> String {
         let [fresh, stale, error] = self.millis();
         format!("{fresh:010x}{stale:010x}{error:010x}")
@@ -265,7 +289,8 @@ impl Windows {
         Self { fresh, stale, error }
     }
 
-    /// Returns the same windows as they are encoded. A fresh window has at least 1 ms.
+    /// Returns the same windows, rounded as the encoding rounds them. A fresh window has at least
+    /// 1 ms.
     pub(crate) fn in_range(self) -> Self {
         let fresh = self.fresh.max(Duration::from_millis(1));
         Self::from_millis(Self { fresh, ..self }.millis())

@@ -1,14 +1,15 @@
-//! What is pushed to a process about leases that no waiter of the process waits for.
+//! The pushes to a process about leases for which no waiter of the process waits.
 
 use super::{Claim, Owner};
 
-/// The leases of one engine, as the pushes for its process see them.
+/// The leases of one engine, for the pushes to its process.
 #[doc(hidden)]
 pub trait Holders: Send + Sync + 'static {
     /// Returns whether this owner holds a lease here.
     fn has(&self, owner: Owner) -> bool;
 
-    /// Finds out whether a lease is still held that was ended from outside, if its owner is here.
+    /// Renews the lease of this owner, if it is here, because another caller has ended the lease.
+    /// So the holder notices the loss.
     fn ended(&self, owner: Owner);
 
     /// Releases a lease that was handed over to an owner which is no longer here.

@@ -1,3 +1,5 @@
+//! The mark of a job: the last tick whose turn was begun.
+
 use std::time::Duration;
 
 use super::Owner;
@@ -8,36 +10,37 @@ use super::Owner;
 pub struct Mark {
     /// The tick.
     pub tick: u64,
-    /// The owner of its turn, until the turn is done.
+    /// The owner of the tick's turn, until the turn is done.
     pub begun_by: Option<Owner>,
 }
 
-/// A question to [`Leases::mark`](super::Leases::mark): a step of a tick.
+/// The request of [`Leases::mark`](super::Leases::mark): a step of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
     /// The tick.
     pub at: u64,
     /// The step to take.
     pub step: TickStep,
-    /// How long the mark is kept from then on.
+    /// How long the mark is kept after the step.
     pub kept: Duration,
 }
 
 /// A step in the life of a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TickStep {
-    /// It begins, if it is greater than the mark.
+    /// The tick begins, if it is greater than the mark.
     Begin,
-    /// It begins, also if it is the mark and its turn is not done.
+    /// The tick begins, also if it is the mark and its turn is not done.
     BeginAgain,
-    /// Its turn is done.
+    /// The turn of the tick is done.
     Done,
-    /// The mark is removed, whatever stands there and whoever has the mutex.
+    /// The mark is removed, whatever its tick is and whichever owner has the mutex.
     Forget,
 }
 
 impl Tick {
-    /// Returns whether it is possible after a mark. A question that is sent twice is.
+    /// Returns whether the step is possible after a mark. A request that is sent twice is possible
+    /// both times.
     pub fn is_possible(&self, after: Option<Mark>, owner: Owner) -> bool {
         let Some(mark) = after.filter(|mark| mark.tick >= self.at) else { return true };
         let is_allowed = match self.step {
@@ -52,9 +55,9 @@ impl Tick {
 /// The answer to [`Leases::mark`](super::Leases::mark).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
-    /// The mark before.
+    /// The mark before the request.
     pub before: Option<Mark>,
-    /// Whether the mark is that of the question now, or there was a mark to be removed.
+    /// Whether the mark is now the tick of the request, or a mark was removed.
     pub is_set: bool,
     /// The time of the backend: microseconds since 1970.
     pub now: u64,

@@ -1,9 +1,9 @@
 //! The backends: [`MemoryBackend`] in this process, and `RedisBackend` in a Redis or Valkey server,
 //! for a fleet.
 //!
-//! They implement two traits. `Leases` is the right to act on a name for a limited time, and
-//! `Store` adds entries and latches. One conformance suite runs against all backends. The traits
-//! are hidden here, because any version may change them.
+//! Each backend implements two traits. `Leases` grants the right to act on a name for a limited
+//! time, and `Store` adds entries and latches. One conformance suite runs against all backends. The
+//! traits are hidden here, because any version may change them.
 //!
 //! # Allowed failures
 //!
@@ -15,31 +15,31 @@
 //!
 //! - grant one exclusive lease to two holders, a write lease beside a reader, or more permits than
 //!   there are,
-//! - hand out a fence that is not greater than the last one that it remembers,
-//! - accept a commit whose fence is not the last one of its name,
+//! - grant a fence that is not greater than the last fence that it remembers,
+//! - accept a commit whose fence is not the last fence of its name,
 //! - write half of an operation.
 //!
-//! Every operation ends within a bounded time, with an answer or without. A backend puts its own
-//! time-out on what it waits for.
+//! Every operation ends within a bounded time, with an answer or without. A backend bounds each of
+//! its waits by a time-out.
 //!
-//! Every operation may be sent twice. The second one does nothing that the first one did not do,
-//! with two exceptions. `Store::edit` is one more write of the same. `Leases::clear` and
-//! `Store::clear_latch` end what has come to stand there in between.
+//! Every operation may be sent twice. The second request does nothing that the first request did
+//! not do, with two exceptions. `Store::edit` writes the same once more. `Leases::clear` and
+//! `Store::clear_latch` also end what was acquired or set in between.
 
 mod change;
 pub(crate) mod channels;
 mod claim;
 mod entry;
 mod holders;
-mod inspect;
+mod holding;
+mod local_tier;
 mod mark;
 mod memory;
-pub(crate) mod questions;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod store;
 mod tags;
-mod tap;
+pub(crate) mod top_questions;
 
 use std::{sync::Weak, time::Duration};
 
@@ -60,7 +60,7 @@ use crate::{
 
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisBackendBuilder, failover};
-pub use self::{claim::SemaphoreKind, inspect::Holding, memory::MemoryBackend};
+pub use self::{claim::SemaphoreKind, holding::Holding, memory::MemoryBackend};
 
 #[doc(hidden)]
 pub use self::{
@@ -72,30 +72,32 @@ pub use self::{
     },
     entry::{Entry, EntryKind, Windows},
     holders::Holders,
-    inspect::{Connections, FoundLocks, SearchFrom},
+    holding::{Connections, FoundLocks, SearchFrom},
+    local_tier::Tap,
     mark::{Mark, Marked, Tick, TickStep},
     store::{Claimed, Committed, Countdown, Edit, EntryAnswers, Store},
     tags::{TagEnd, TagEnds, Tagged, Undecodable},
-    tap::Tap,
 };
 
 pub(crate) use self::{
     claim::Need,
+    local_tier::{STRIPES, stripe_of},
     tags::{TAG_LIFE, TAGGED_LIFE},
-    tap::{STRIPES, stripe_of},
 };
 
-/// How many leases one request renews. A script of so many takes some hundred microseconds.
+/// How many leases one request renews. A script with this many leases takes some hundred
+/// microseconds.
 pub(crate) const RENEWAL_BATCH: usize = 100;
 
 /// The right to act on a name for a limited time.
 ///
 /// Every error says whether the operation may have happened. Every future may be dropped at any
-/// point. Whether its operation happened is unknown then, and the caller undoes it.
+/// point. Then the caller does not know whether the operation happened, and undoes it.
 #[doc(hidden)]
 #[async_trait]
 pub trait Leases: Send + Sync + 'static {
-    /// Returns the process of the owners at this backend. Its queue entries are kept together.
+    /// Returns the process of the owners at this backend. One request keeps all queue entries of
+    /// the process.
     fn process(&self) -> ProcessId {
         ProcessId::of_this()
     }
@@ -105,61 +107,63 @@ pub trait Leases: Send + Sync + 'static {
         Owner::of(self.process())
     }
 
-    /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
-    /// fence, to the owner that has it.
+    /// Grants the lease if it is free for a claim of this mode. To the owner that has the lease,
+    /// grants it again with the same fence.
     ///
-    /// A claim that [waits](Claim::waits) and is not granted enters the queue, while its process
-    /// [keeps](Self::keep) its entry.
+    /// A claim that [waits](Claim::waits) and is not granted enters the queue. The entry lasts
+    /// while the process of the claim [keeps](Self::keep) it.
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError>;
 
-    /// Makes each lease last its full time from now, if its owner still has it. Returns one answer
-    /// for each claim, in their order.
+    /// Makes each lease last its full time from now, if its owner still has the lease. Returns one
+    /// answer for each claim, in the order of the claims.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError>;
 
-    /// Keeps all queue entries of a process for another `life` from now, in the one queue of these
-    /// claims. Grants what is free as a [release](Self::release) does. The answer is about the
-    /// given claims only.
+    /// Keeps all queue entries of a process for another `life` from now, in the common queue of
+    /// these claims. Grants a free lease as a [release](Self::release) does. The answer is about
+    /// the given claims only.
     ///
-    /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
+    /// The default is for a backend without queues: it keeps no entry, and the waiters send their
+    /// claims again.
     async fn keep(&self, claims: &[Claim], _life: Duration) -> Result<Kept, BackendError> {
         let stands = vec![false; claims.len()];
         Ok(Kept { has_lapsed: true, stands, ..Kept::default() })
     }
 
-    /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
-    /// lease.
+    /// Ends the lease of the claim, if the claim has the lease, and the queue entry of the claim.
+    /// Returns whether the claim had the lease.
     ///
-    /// The release grants what is free then to the claims at the head of the queue, in their order
-    /// and while they fit, and pushes that to their processes ([`Change::Granted`]). Such a lease
-    /// lasts for 2 s at most, unless it is renewed. A claim whose process does not
-    /// hear of it keeps its place, but for an [exclusive](Mode::Exclusive) one, which loses it.
+    /// The release grants the free lease to the claims at the head of the queue, in their order and
+    /// while they fit. It pushes each grant to the process of the claim ([`Change::Granted`]). Such
+    /// a lease lasts for 2 s at most, unless it is renewed. If that process has no subscription, an
+    /// [exclusive](Mode::Exclusive) claim loses its queue entry, and any other claim keeps it.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError>;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new
-    /// fence. Returns `None` if the holder no longer has it.
+    /// fence. Returns `None` if the holder no longer has the lease.
     ///
-    /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
-    /// from the only reader to a writer; with another reader, the answer is `None`.
+    /// A lease passes from an exclusive or fair claim to another such claim, from a writer to a
+    /// reader, and from the only reader to a writer. Beside another reader, the answer is `None`.
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError>;
 
     /// Makes a lease last its full time from now, and gives it this fence. The last fence of the
-    /// name becomes this one, unless it is greater. Returns whether the claim has the lease.
+    /// name becomes this fence, unless the last fence is greater. Returns whether the claim has the
+    /// lease.
     ///
-    /// Only the locks of a [`Redlock`](crate::Redlock) need it. The default refuses.
+    /// Only the locks of a [`Redlock`](crate::Redlock) need this method. The default refuses.
     async fn set_fence(&self, _claim: &Claim, _fence: u64) -> Result<bool, BackendError> {
         Err(BackendError::refused("the backend cannot be one of the servers of a `Redlock`"))
     }
 
     /// Sets the [mark](Mark) of a name to a tick, if the claim has the mutex of the name and the
-    /// tick [is possible](Tick::is_possible). Removes it, whoever has the mutex, if that is the
-    /// [step](TickStep::Forget). Returns the mark before, in any case.
+    /// tick [is possible](Tick::is_possible). With the step [`Forget`](TickStep::Forget), removes
+    /// the mark without the mutex. In all cases, returns the mark before the request.
     ///
-    /// Fronts without it, such as the locks, work over any backend. The default refuses.
+    /// Only jobs need this method. The default refuses.
     async fn mark(&self, _claim: &Claim, _tick: Tick) -> Result<Marked, BackendError> {
         Err(BackendError::refused("the backend keeps no marks"))
     }
 
-    /// Returns who holds a lock, or loads an entry, and how many wait. A load has the kind
+    /// Returns the holder of a lock or of a load, and the number of waiters. A load has the kind
     /// [`Mutex`](SemaphoreKind::Mutex).
     ///
     /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
@@ -175,29 +179,30 @@ pub trait Leases: Send + Sync + 'static {
         Err(BackendError::refused("the backend does not search for locks"))
     }
 
-    /// Publishes what this process does, for those who [ask](crate::Cache::answer_top). The default
-    /// does nothing.
+    /// Publishes what this process does, as an [answer to `top`](crate::Cache::answer_top). The
+    /// default does nothing.
     async fn answer(&self, _name: &Name, _text: &str) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Ends what is held in the semaphore of a mode, and its queue, whatever stands there, and
-    /// wakes the waiters. Pushes that to the holders as well ([`Change::Ended`]). Returns whether
-    /// something was there.
+    /// Ends all leases in the semaphore of a mode and removes its queue, or the foreign data in its
+    /// place. Wakes the waiters, and pushes the end to each holder ([`Change::Ended`]). Returns
+    /// whether there was something to remove.
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError>;
 
-    /// Pushes to the process of a holder that its lease was ended from outside. The default does
-    /// nothing: the holder learns of it at its next renewal.
+    /// Pushes to the process of a holder that another caller has ended the lease. The default does
+    /// nothing: the holder notices the loss at its next renewal.
     async fn tell_ended(&self, _name: &Name, _owner: Owner) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Has these holders told what is pushed for owners of this process that do not wait. The
-    /// default is for a backend that pushes nothing of the kind.
+    /// Registers the holders of an engine for the pushes to owners that do not wait. The default is
+    /// for a backend without such pushes.
     fn watch(&self, _holders: Weak<dyn Holders>) {}
 
-    /// Registers a waiter for the changes of a name, before it asks: those for all, and those for
-    /// the owner of its claim. Without a claim, it gets all changes. Nothing is sent to the server
+    /// Registers a waiter for the changes of a name, before the waiter sends its request. The
+    /// waiter receives the changes for all waiters, and the changes for the owner of its claim.
+    /// Without a claim, the waiter receives all changes. The method sends nothing to the server
     /// until the waiter [subscribes](Changes::subscribe).
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes;
 
@@ -208,13 +213,13 @@ pub trait Leases: Send + Sync + 'static {
         Ok(changes)
     }
 
-    /// Returns how long an operation takes at most, if the backend bounds its operations itself. No
-    /// caller sets a timer then.
+    /// Returns how long an operation takes at most, if the backend bounds its operations. Then no
+    /// caller sets a timer.
     fn time_limit(&self) -> Option<Duration> {
         None
     }
 
-    /// Waits until what the backend undoes by itself is undone, or the limit passes.
+    /// Waits until the backend has undone what it undoes by itself, or until the limit passes.
     async fn settle(&self, _limit: Duration) {}
 
     /// Returns whether other processes may use the same data. Defaults to `true`.
@@ -222,37 +227,42 @@ pub trait Leases: Send + Sync + 'static {
         true
     }
 
-    /// Returns what is known of the connections. The default is for a backend without any.
+    /// Returns the round trip and the age of the connections. The default is for a backend without
+    /// connections.
     fn connections(&self) -> Connections {
         Connections::default()
     }
 
-    /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a
-    /// cluster do, and are not asked together. There are few numbers, each for one shard for good.
+    /// Returns the number of the shard that keeps a name. Shards are like the nodes of a cluster:
+    /// each fails by itself, and a request goes to a single shard. The numbers are few, and each
+    /// number always stands for the same shard.
     fn shard(&self, _name: &Name) -> usize {
         0
     }
 
-    /// Returns a watch that changes with each new connection. The server may not know the leases
-    /// that are held, as after a failover, so they are renewed at once. The default has ended: it
-    /// is for a backend without connections.
+    /// Returns a watch that changes with each new connection. The server may not know the held
+    /// leases, as after a failover, so these leases are renewed at once. The default is a closed
+    /// watch, for a backend without connections.
     fn new_connections(&self) -> watch::Receiver<()> {
         watch::channel(()).1
     }
 }
 
-/// The limit where a backend has none of its own.
+/// The limit of an operation if its backend has no limit.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-/// Waits for the answer to an operation; the outcome is unknown if the limit passes first.
+/// Waits for the answer to an operation. The outcome is unknown if the limit passes first.
 pub(crate) async fn in_time<T>(
     limit: Duration,
     operation: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    timeout(limit, operation).await.unwrap_or_else(|elapsed| Err(BackendError::timed_out(elapsed)))
+    match timeout(limit, operation).await {
+        Ok(answer) => answer,
+        Err(elapsed) => Err(BackendError::timed_out(elapsed)),
+    }
 }
 
-/// Like [`in_time`], without a timer where the backend keeps the limit by itself.
+/// Waits as [`in_time`] does, without a timer if the backend keeps the limit by itself.
 pub(crate) async fn answered_by<T>(
     backend: &dyn Leases,
     limit: Duration,

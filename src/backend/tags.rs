@@ -1,21 +1,23 @@
-//! Tags: one command ends all entries that carry a tag, whatever their number.
+//! Tags: one command invalidates all entries that carry a tag, however many they are.
 //!
-//! Each namespace has a tag number that only grows. An entry keeps the number from before its load
-//! began, and its tags. To end a tag is to give it the next number. An entry is of use while none
-//! of its tags has a greater number than the entry. So there is no list of the entries of a tag,
-//! and no two clocks are compared.
+//! Each namespace has a tag number that only grows. An entry keeps its tags, and the tag number
+//! from before its load began. To invalidate a tag is to give the tag the next number. An entry is
+//! of use while no tag of it has a greater number than the entry. So there is no list of the
+//! entries of a tag, and no two clocks are compared.
 
 use std::{sync::Arc, time::Duration};
 
-use super::tap::stripe_of;
+use super::local_tier::stripe_of;
 use crate::error::{BackendError, BackendErrorKind};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// For how long an entry with tags is kept at most.
 pub(crate) const TAGGED_LIFE: Duration = DAY.saturating_mul(30);
-/// For how long the end of a tag is remembered. A load that began before it ends within the day.
+/// For how long the number of a tag is remembered. A load that began before an invalidation ends
+/// within the day.
 pub(crate) const TAG_LIFE: Duration = DAY.saturating_mul(31);
-const MARK: char = 't';
+/// The first letter of encoded tags.
+const LETTER: char = 't';
 /// The number of digits of a tag number as text.
 const DIGITS: usize = 16;
 /// The number of digits of the length of a tag.
@@ -24,22 +26,22 @@ const LENGTH_DIGITS: usize = 4;
 /// The tags of an entry, and the tag number from before its load began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tagged {
-    /// The last tag number when the load began. Zero is older than each.
+    /// The last tag number when the load began. Zero is older than each number of a tag.
     pub number: u64,
-    /// The tags. The empty tag, which all entries have, is not among them.
+    /// The tags without the empty tag, which all entries have.
     pub tags: Vec<Arc<str>>,
 }
 
-/// When a tag ended last, as tag numbers. Zero is never.
+/// The tag numbers of the last invalidation and the last expiry of a tag. Zero: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagEnds {
-    /// Smaller entries are of no use.
+    /// Entries with a smaller number are of no use.
     pub ended: u64,
-    /// Smaller entries stand in for failed loads, and are otherwise of no use.
+    /// Entries with a smaller number are served in place of failed loads only.
     pub expired: u64,
 }
 
-/// How a tag ends. The greater end counts.
+/// How the entries of a tag end. The greater end counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TagEnd {
     /// The entries are kept for failed loads.
@@ -60,20 +62,30 @@ impl From<Undecodable> for BackendError {
 }
 
 impl Tagged {
-    /// Returns all tags, with the empty one that each entry has.
+    /// Returns all tags, with the empty tag that each entry has.
     pub(crate) fn all(&self) -> impl Iterator<Item = Arc<str>> + '_ {
         std::iter::once(Arc::from("")).chain(self.tags.iter().cloned())
     }
 
-    /// Takes the ends of [all](Self::all) tags, and returns how they end the entry. A missing one
-    /// counts as an end.
+    /// Takes the ends of [all](Self::all) tags, and returns how they end the entry. A tag without
+    /// an answer counts as invalidated.
     pub(crate) fn end(&self, ends: &mut impl Iterator<Item = TagEnds>) -> Option<TagEnd> {
-        let of = |ends: Option<TagEnds>| match ends {
-            Some(ends) if ends.ended.max(ends.expired) <= self.number => None,
-            Some(ends) if ends.ended <= self.number => Some(TagEnd::Expired),
-            _ => Some(TagEnd::Invalidated),
-        };
-        self.all().map(|_| of(ends.next())).max().flatten()
+        let mut end = None;
+        for _ in self.all() {
+            end = end.max(self.end_by(ends.next()));
+        }
+        end
+    }
+
+    fn end_by(&self, ends: Option<TagEnds>) -> Option<TagEnd> {
+        let Some(TagEnds { ended, expired }) = ends else { return Some(TagEnd::Invalidated) };
+        if ended > self.number {
+            Some(TagEnd::Invalidated)
+        } else if expired > self.number {
+            Some(TagEnd::Expired)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn stripes(&self) -> impl Iterator<Item = usize> + '_ {
@@ -82,7 +94,7 @@ impl Tagged {
 
     /// Appends the bytes that an entry keeps between its header and its payload.
     pub(super) fn encode(&self, header: &mut String) {
-        header.push_str(&format!("{MARK}{:016}{:04x}", self.number, self.tags.len()));
+        header.push_str(&format!("{LETTER}{:016}{:04x}", self.number, self.tags.len()));
         for tag in &self.tags {
             header.push_str(&format!("{:04x}{tag}", tag.len()));
         }
@@ -90,14 +102,17 @@ impl Tagged {
 
     /// Returns the number of bytes that [`encode`](Self::encode) appends.
     pub(super) fn weight(&self) -> usize {
-        let tags: usize = self.tags.iter().map(|tag| LENGTH_DIGITS + tag.len()).sum();
-        MARK.len_utf8() + DIGITS + LENGTH_DIGITS + tags
+        let mut weight = LETTER.len_utf8() + DIGITS + LENGTH_DIGITS;
+        for tag in &self.tags {
+            weight += LENGTH_DIGITS + tag.len();
+        }
+        weight
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. A later version may write more behind it, or
-    /// something else in its place, which is passed over.
+    /// Reads the bytes that [`encode`](Self::encode) wrote. Bytes behind them, and bytes with
+    /// another first letter, belong to a later version and are ignored.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Self>, Undecodable> {
-        let Some(mut rest) = bytes.strip_prefix(&[MARK as u8]) else { return Ok(None) };
+        let Some(mut rest) = bytes.strip_prefix(&[LETTER as u8]) else { return Ok(None) };
         let number = take(&mut rest, DIGITS)?.parse().map_err(|_| Undecodable)?;
         let count = length(&mut rest)?;
         let mut tags = Vec::new();
@@ -120,7 +135,7 @@ fn length(rest: &mut &[u8]) -> Result<usize, Undecodable> {
 }
 
 impl TagEnds {
-    /// Returns the ends of a tag that ends now.
+    /// Returns the ends of the tag after an invalidation or expiry with this number.
     pub(crate) fn with(self, end: TagEnd, number: u64) -> Self {
         match end {
             TagEnd::Invalidated => Self { ended: number, ..self },
@@ -128,11 +143,13 @@ impl TagEnds {
         }
     }
 
-    /// Reads the text under which a server keeps it: both numbers.
+    /// Reads the text that a server keeps for a tag: both numbers.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn decode(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let (ended, expired) = text.split_at_checked(DIGITS)?;
-        Some(Self { ended: ended.parse().ok()?, expired: expired.parse().ok()? })
+        let ended = ended.parse().ok()?;
+        let expired = expired.parse().ok()?;
+        Some(Self { ended, expired })
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::Cache;
 use crate::{
-    backend::{Owner, ProcessId, questions::Questions},
+    backend::{Owner, ProcessId, top_questions::Questions},
     key::{Family, Key},
     random,
     sync::lock,

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    backend::{Leases, Owner, ProcessId, questions::Questions},
+    backend::{Leases, Owner, ProcessId, top_questions::Questions},
     key::{Family, Namespace},
     lease::Engine,
 };

@@ -16,16 +16,16 @@ use crate::{
     time::after,
 };
 
-/// The data and its rules, as in the Redis scripts. An operation [begins](Self::begin), and leaves
-/// its pushes.
+/// The data and its rules, as in the Redis scripts. Each operation [begins](Self::begin), changes
+/// the data, and adds its pushes.
 pub(super) struct Data {
     pub(super) semaphores: Expiring<SemaphoreKey, StoredSemaphore>,
     pub(super) latches: Expiring<Arc<str>, StoredLatch>,
     pub(super) fences: Expiring<Arc<str>, Fence>,
-    /// The last fence that was given. Its name may have forgotten it.
+    /// The last fence of all names. The fence of its name may have expired.
     last_fence: u64,
     pub(super) marks: Expiring<Arc<str>, Mark>,
-    /// The last of some failed loads in a row, with the back-off from when it failed.
+    /// The last failed load of each name, with its back-off as it was when the load failed.
     pub(super) failures: Expiring<Arc<str>, (BackOff, Failure)>,
     pub(super) entries: Entries,
     pub(super) tag_ends: Expiring<Arc<str>, TagEnds>,
@@ -34,11 +34,13 @@ pub(super) struct Data {
     /// The changes that the operation pushes, each with its topic.
     pub(super) pushes: Vec<(Arc<str>, Change)>,
     pub(super) now: Instant,
-    /// When the clock of the backend was read, and its microseconds then.
+    /// When the system clock was read.
     origin: Instant,
+    /// The microseconds of the system clock at `origin`.
     micros: u64,
 }
 
+/// The last fence of a name.
 pub(super) struct Fence {
     pub(super) last: u64,
     /// The grant of this fence was committed.
@@ -47,7 +49,7 @@ pub(super) struct Fence {
 
 impl Data {
     pub(super) fn new(limit: usize, weigh: Weigh) -> Self {
-        // Fences leave the process, so it must give greater ones than the process before it.
+        // Fences leave the process, so they must be greater than the fences of an earlier process.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = u64::try_from(since.as_micros()).unwrap_or(u64::MAX / 2);
         Self {
@@ -67,8 +69,8 @@ impl Data {
         }
     }
 
-    /// Begins an operation: drops all data whose time has come. Holds and queue entries go when
-    /// their semaphore is [used](Self::on).
+    /// Begins an operation: drops all expired data. Expired holds and queue entries go when their
+    /// semaphore is [used](Self::with_semaphore).
     pub(super) fn begin(&mut self) {
         self.now = Instant::now();
         self.semaphores.expire(self.now);
@@ -90,7 +92,8 @@ impl Data {
     }
 
     pub(super) fn next_fence(&mut self, name: &Name, life: Duration) -> u64 {
-        self.set_fence(name, self.clock().max(self.last_fence.saturating_add(1)), life);
+        let fence = self.clock().max(self.last_fence.saturating_add(1));
+        self.set_fence(name, fence, life);
         self.last_fence
     }
 
@@ -101,7 +104,7 @@ impl Data {
     }
 }
 
-/// A map whose values end at a time.
+/// A map whose values expire.
 pub(super) struct Expiring<K, V> {
     values: HashMap<K, (V, Instant)>,
     ends: BTreeSet<(Instant, K)>,
@@ -120,7 +123,7 @@ impl<K: Clone + Hash + Ord, V> Expiring<K, V> {
         self.values.get(key)
     }
 
-    /// Returns a value, to be changed, and when it ends.
+    /// Returns a value, to be changed, and the time at which the value expires.
     pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut (V, Instant)> {
         self.values.get_mut(key)
     }

@@ -1,5 +1,5 @@
-//! The [`Store`]: entries, the fences that their commits and changes burn, failed loads, tags, and
-//! latches.
+//! The [`Store`] of the memory backend: entries and the fences of their commits and edits, failed
+//! loads, tags, and latches.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ impl Store for MemoryBackend {
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
+        Ok(self.with_semaphore(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
             let failed = data.failed(&claim.name);
             let failures = failed.as_ref().map_or(0, |(back_off, _)| back_off.failures);
             if !semaphore.is_held_by(claim) {
@@ -47,7 +47,9 @@ impl Store for MemoryBackend {
                 if let Some(occupied) = semaphore.in_the_way(Need::Sole, data.now) {
                     return Claimed::Occupied(occupied);
                 }
-                if let Some((back_off, failure)) = failed.filter(|(it, _)| !it.wait.is_zero()) {
+                if let Some((back_off, failure)) = failed
+                    && !back_off.wait.is_zero()
+                {
                     return Claimed::BacksOff(back_off, failure);
                 }
             }
@@ -62,13 +64,19 @@ impl Store for MemoryBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let (name, fence) = (&claim.name, grant.fence());
+        let name = &claim.name;
+        let fence = grant.fence();
         Ok(self.run(|data| {
-            let last = data.fences.get_mut(&name.prefix).filter(|(last, _)| last.last == fence);
-            let Some((last, _)) = last else { return data.refuse_commit(name, fence) };
-            if mem::replace(&mut last.is_spent, true) {
-                let stored = data.entries.peek(name).filter(|(entry, _)| entry.fence == fence);
-                return stored.map_or(Committed::Pushed, |_| Committed::Stored);
+            let last = match data.fences.get_mut(&name.prefix) {
+                Some((last, _)) if last.last == fence => last,
+                _ => return data.refuse_commit(name, fence),
+            };
+            let is_second_request = mem::replace(&mut last.is_spent, true);
+            if is_second_request {
+                return match data.entries.peek(name) {
+                    Some((entry, _)) if entry.fence == fence => Committed::Stored,
+                    _ => Committed::Pushed,
+                };
             }
             data.end(claim);
             data.failures.remove(&name.prefix);
@@ -81,7 +89,7 @@ impl Store for MemoryBackend {
                 data.push(name, Change::Entry(entry));
                 return Committed::Stored;
             }
-            // Nothing is told of a later change, so the entry has no windows.
+            // No push announces a later change, so the entry has no windows.
             data.push(name, Change::Entry(Entry { windows: None, ..entry }));
             Committed::Pushed
         }))
@@ -113,9 +121,10 @@ impl Store for MemoryBackend {
         edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let too_large = "the entry is larger than the weight limit";
-        self.run(|data| data.edit(name, edit, fence_life))
-            .ok_or_else(|| BackendError::refused(too_large))
+        match self.run(|data| data.edit(name, edit, fence_life)) {
+            Some(fence) => Ok(fence),
+            None => Err(BackendError::refused("the entry is larger than the weight limit")),
+        }
     }
 
     fn tap(&self, tier: Weak<dyn Tap>, _every: Duration) -> bool {
@@ -132,8 +141,13 @@ impl Store for MemoryBackend {
         tags: &Name,
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
-        let which: Vec<_> = which.iter().map(|tag| tags.prefix_of_sibling(tag).into()).collect();
-        Ok(self.run(|data| which.iter().map(|tag| data.ends_of(tag)).collect()))
+        Ok(self.run(|data| {
+            let mut ends = Vec::with_capacity(which.len());
+            for tag in which {
+                ends.push(data.ends_of(&tags.prefix_of_sibling(tag).into()));
+            }
+            ends
+        }))
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
@@ -201,8 +215,12 @@ impl Store for MemoryBackend {
 }
 
 impl Data {
+    /// Returns the entry of a name, if its fence is greater than this.
     fn newer(&self, name: &Name, fence: u64) -> Option<Entry> {
-        let (entry, _) = self.entries.peek(name).filter(|(entry, _)| entry.fence > fence)?;
+        let (entry, _) = self.entries.peek(name)?;
+        if entry.fence <= fence {
+            return None;
+        }
         Some(entry.clone().read_at(self.clock()))
     }
 
@@ -217,15 +235,17 @@ impl Data {
         if let Some(newer) = self.newer(name, fence) {
             return Committed::Newer(newer);
         }
-        if self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.is_empty()) {
-            // The waiters for this load would wait for its end.
+        if self
+            .with_semaphore(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.is_empty())
+        {
+            // Without a push, the waiters for this load would wait for its end.
             self.push(name, Change::Wake);
         }
         Committed::Refused
     }
 
-    /// Changes an entry without a load. Returns its fence, or 0 if there is nothing to touch; or
-    /// `None`, and changes nothing, if there is no room.
+    /// Changes an entry without a load. Returns the fence of the edit, or 0 if there is nothing to
+    /// touch. Returns `None`, and changes nothing, if there is no room.
     fn edit(&mut self, name: &Name, edit: &Edit, fence_life: Duration) -> Option<u64> {
         let stored = self.entries.peek(name).cloned();
         let changed = match (edit, stored) {
@@ -244,8 +264,8 @@ impl Data {
             (Edit::Expire, Some((entry, ends))) => self.expired(entry, ends),
             (Edit::Expire | Edit::Invalidate | Edit::Supersede, _) => None,
         };
-        // No load under way is stored.
-        self.on(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
+        // A load that is under way loses its lease, and cannot commit.
+        self.with_semaphore(name, SemaphoreKind::Mutex, |_, semaphore| semaphore.holds.clear());
         self.failures.remove(&name.prefix);
         let fence = self.next_fence(name, fence_life);
         if *edit == Edit::Supersede {
@@ -271,16 +291,19 @@ impl Data {
         Some(fence)
     }
 
-    /// Ends the fresh and the stale window of an entry that lasts until then. Returns it with its
-    /// life, if that is not over.
+    /// Ends the fresh and the stale window of an entry, which would be dropped at `ends`. Returns
+    /// the entry with the life that is left, if any is left.
     fn expired(&self, entry: Entry, ends: Instant) -> Option<(Entry, Duration)> {
         let left = entry.windows?.error.min(ends - self.now);
+        if left.is_zero() {
+            return None;
+        }
         let age = Duration::from_micros(self.clock().saturating_sub(entry.stored_at));
         let windows = Windows::fresh(Duration::ZERO).error(age.saturating_add(left));
-        (!left.is_zero()).then(|| (Entry { windows: Some(windows), ..entry }, left))
+        Some((Entry { windows: Some(windows), ..entry }, left))
     }
 
-    /// Writes an entry and makes room for it. Returns whether it is there now.
+    /// Writes an entry and makes room for it. Returns whether the entry is stored.
     fn store(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
         self.entries.remove(&entry_key(name));
         if !self.entries.fits(name, &entry) {
@@ -288,7 +311,7 @@ impl Data {
         }
         self.entries.put(name, entry, ends);
         while let Some(evicted) = self.entries.evict() {
-            // Without a holder, its fence goes too. A load under way is not stored.
+            // Without a holder, the fence goes too, so that the commit of a late load is refused.
             if self.semaphores.get(&(evicted.clone(), SemaphoreKind::Mutex)).is_none() {
                 self.fences.remove(&evicted);
             }
@@ -296,8 +319,11 @@ impl Data {
         true
     }
 
-    /// Returns the ends of a tag, by the prefix of a name for its namespace and itself.
+    /// Returns the ends of a tag. `tag` is the prefix of a name made of the namespace and the tag.
     fn ends_of(&self, tag: &Arc<str>) -> TagEnds {
-        self.tag_ends.get(tag).map_or_else(TagEnds::default, |(ends, _)| *ends)
+        match self.tag_ends.get(tag) {
+            Some((ends, _)) => *ends,
+            None => TagEnds::default(),
+        }
     }
 }

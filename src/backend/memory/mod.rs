@@ -1,9 +1,9 @@
 //! The embedded backend: leases and entries in this process.
 //!
-//! It keeps the rules of the Redis backend to the letter, so that code which works here works
-//! there. Its fleet is the caches and locks of one process. `stored` and `data` have the tables,
-//! `entries` and `semaphores` the rules. Each operation runs under one mutex, and its changes are
-//! pushed behind it.
+//! This backend has exactly the rules of the Redis backend, so that code which works here works
+//! with Redis. Its fleet is the caches and locks of one process. `data` and `stored` have the
+//! tables, `entries` and `semaphores` have the rules. Each operation runs under one mutex. Its
+//! changes are pushed after the mutex is unlocked.
 
 mod data;
 mod entries;
@@ -25,15 +25,15 @@ use crate::{advice, key::Name, sync::lock};
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
 /// Clones share one store. Several caches over clones of one backend behave as the processes of a
-/// fleet do. Entries beyond the weight limit evict the least recently used ones. Leases are never
-/// evicted.
+/// fleet do. Entries beyond the weight limit evict the least recently used entries. Leases are
+/// never evicted.
 ///
-/// It takes the time of tokio, so a test that pauses it pauses this backend.
+/// The backend uses the time of tokio. So a test that pauses the time pauses this backend.
 #[derive(Clone)]
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
     channels: Channels,
-    /// The process of its owners.
+    /// The process of the owners at this backend.
     process: ProcessId,
 }
 
@@ -43,9 +43,9 @@ impl MemoryBackend {
         Self::with_weight(64 << 20)
     }
 
-    /// Creates a store whose entries take so many bytes of memory in all. Each counts with its key
-    /// and its fence, which are about 600 bytes more than its value. With less it keeps none, which
-    /// the log says.
+    /// Creates a store whose entries take at most this many bytes of memory in all. Each entry
+    /// counts with its key and its fence, which are about 600 bytes more than its value. With a
+    /// smaller limit, the store keeps no entry, and the log says so.
     pub fn with_weight(limit: usize) -> Self {
         if limit < ROW {
             advice::no_room(limit, ROW);
@@ -66,20 +66,20 @@ impl MemoryBackend {
         }
     }
 
-    /// Returns the bytes that the stored entries take. Expired entries that were not yet dropped
-    /// count.
+    /// Returns the bytes that the stored entries take. Expired entries count until they are
+    /// dropped.
     #[doc(hidden)]
     pub fn weight(&self) -> usize {
         self.data().entries.weight
     }
 
-    /// Returns the same store, whose pushes reach no waiter.
+    /// Returns the same store with other waiters, so that its pushes reach no waiter of this one.
     #[cfg(feature = "test-util")]
     pub(crate) fn without_waiters(&self) -> Self {
         Self { channels: Channels::default(), ..self.clone() }
     }
 
-    /// Counts an entry as used, which was served without a question.
+    /// Counts an entry as used that was served without a request to this backend.
     pub(crate) fn note_use(&self, name: &Name) {
         self.data().entries.stored.promote(&stored::entry_key(name));
     }
@@ -88,29 +88,31 @@ impl MemoryBackend {
         lock(&self.data)
     }
 
-    /// Runs an operation, and pushes what it has changed when the data is no longer locked.
+    /// Runs an operation, and pushes its changes after the data is unlocked.
     fn run<T>(&self, operation: impl FnOnce(&mut Data) -> T) -> T {
         let mut data = self.data();
         data.begin();
         let answer = operation(&mut data);
         let pushes = std::mem::take(&mut data.pushes);
         drop(data);
-        pushes.into_iter().for_each(|(topic, change)| self.channels.push(&topic, change));
+        for (topic, change) in pushes {
+            self.channels.push(&topic, change);
+        }
         answer
     }
 
-    fn on<T>(
+    fn with_semaphore<T>(
         &self,
         name: &Name,
         kind: SemaphoreKind,
         operation: impl FnOnce(&mut Data, &mut StoredSemaphore) -> T,
     ) -> T {
-        self.run(|data| data.on(name, kind, operation))
+        self.run(|data| data.with_semaphore(name, kind, operation))
     }
 
-    /// Returns whether a waiter hears of a name. It is asked under the lock: a claim that enters
-    /// the queue was registered before.
-    fn is_waited_for(&self, name: &Name) -> bool {
+    /// Returns whether a waiter of a name receives pushes. An operation calls this while the data
+    /// is locked, so the waiter of each claim in the queue is registered.
+    fn has_listeners(&self, name: &Name) -> bool {
         self.channels.has_listeners(&name.prefix)
     }
 }

@@ -1,19 +1,15 @@
-//! The [`Leases`]: semaphores with their holders, and the queue of those that wait.
+//! The [`Leases`] of the memory backend: semaphores with their holders and their queues.
 
 use std::{sync::Weak, time::Duration};
 
 use async_trait::async_trait;
 
-use super::{
-    MemoryBackend,
-    data::Data,
-    stored::{SemaphoreKey, StoredSemaphore},
-};
+use super::{MemoryBackend, data::Data, stored::StoredSemaphore};
 use crate::{
     backend::{
         Change, Changes, Claim, Claimed, FoundLocks, Grant, HANDOVER_LIFE, Handover, Holders,
-        Holding, Kept, Leases, Mark, Marked, Mode, Occupied, Owner, ProcessId, QUEUE_ENTRY_LIFE,
-        Renewal, SearchFrom, SemaphoreKind, Tick, TickStep,
+        Holding, Kept, Leases, Mark, Marked, Mode, Owner, ProcessId, QUEUE_ENTRY_LIFE, Renewal,
+        SearchFrom, SemaphoreKind, Tick, TickStep,
     },
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -31,16 +27,11 @@ impl Leases for MemoryBackend {
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(&claim.name, claim.mode.into(), |data, semaphore| {
             let now = data.now;
-            let in_the_way = || {
-                let (first, _) = semaphore.queue.entries.front()?;
-                let remaining = semaphore.queue.left(first, now);
-                let before = Occupied { fence: 0, remaining, holders: semaphore.out() };
-                (first.owner != claim.owner).then_some(before)
-            };
-            let occupied = semaphore.in_the_way(claim.mode.need(), now).or_else(in_the_way);
-            if let Some(occupied) = occupied.filter(|_| !semaphore.is_held_by(claim)) {
+            if !semaphore.is_held_by(claim)
+                && let Some(occupied) = semaphore.before(claim, now)
+            {
                 if claim.waits {
                     semaphore.queue.enter(claim, now);
                     semaphore.queue.keep(claim, after(now, QUEUE_ENTRY_LIFE));
@@ -54,41 +45,47 @@ impl Leases for MemoryBackend {
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         Ok(self.run(|data| {
-            let renew = |claim: &Claim| {
-                data.on(&claim.name, claim.mode.into(), |data, semaphore| {
+            let mut renewals = Vec::with_capacity(claims.len());
+            for claim in claims {
+                data.with_semaphore(&claim.name, claim.mode.into(), |data, semaphore| {
                     let is_held = semaphore.is_held_by(claim);
-                    is_held.then(|| data.grant(semaphore, claim)).is_some().into()
-                })
-            };
-            claims.iter().map(renew).collect()
+                    if is_held {
+                        data.grant(semaphore, claim);
+                    }
+                    renewals.push(Renewal::from(is_held));
+                });
+            }
+            renewals
         }))
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let Some(first) = claims.first() else { return Ok(Kept::default()) };
-        Ok(self.on(&first.name, first.mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(&first.name, first.mode.into(), |data, semaphore| {
             let now = data.now;
             let has_lapsed = !semaphore.queue.keep(first, after(now, life));
             let owners = &semaphore.queue.owners;
             let stands = claims.iter().map(|claim| owners.contains(&claim.owner)).collect();
-            let heard = self.is_waited_for(&first.name);
-            let handed_over = data.grant_next(semaphore, first, heard);
+            let is_heard = self.has_listeners(&first.name);
+            let handed_over = data.grant_next(semaphore, first, is_heard);
             let remaining = match semaphore.queue.entries.front() {
-                Some((unheard, _)) if semaphore.in_the_way(unheard.mode.need(), now).is_none() => {
-                    semaphore.queue.left(unheard, now)
+                // The lease is free, and the first waiter does not receive pushes.
+                Some((next, _)) if semaphore.in_the_way(next.mode.need(), now).is_none() => {
+                    semaphore.queue.left(next, now)
                 }
-                _ => semaphore.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now),
+                _ => semaphore.first_end(now),
             };
             Kept { remaining, has_lapsed, handed_over, stands }
         }))
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(&claim.name, claim.mode.into(), |data, semaphore| {
             semaphore.queue.leave(claim.owner);
             let was_held = semaphore.end(claim);
-            let heard = self.is_waited_for(&claim.name);
-            if !data.grant_next(semaphore, claim, heard) && was_held && claim.wakes_all() {
+            let is_heard = self.has_listeners(&claim.name);
+            let is_handed_over = data.grant_next(semaphore, claim, is_heard);
+            if was_held && !is_handed_over && claim.wakes_all() {
                 data.push(&claim.name, Change::Wake);
             }
             was_held
@@ -96,7 +93,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        Ok(self.on(&from.name, from.mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(&from.name, from.mode.into(), |data, semaphore| {
             if semaphore.is_held_by(to) {
                 if let Some((_, sole)) = semaphore.sole() {
                     return Some(Grant::new(sole.fence));
@@ -110,14 +107,14 @@ impl Leases for MemoryBackend {
             }
             let grant = data.grant(semaphore, to);
             if !to.mode.is_fenced() {
-                data.grant_next(semaphore, to, self.is_waited_for(&to.name));
+                data.grant_next(semaphore, to, self.has_listeners(&to.name));
             }
             Some(grant)
         }))
     }
 
     async fn set_fence(&self, claim: &Claim, fence: u64) -> Result<bool, BackendError> {
-        Ok(self.on(&claim.name, claim.mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(&claim.name, claim.mode.into(), |data, semaphore| {
             let is_held = semaphore.is_held_by(claim);
             if is_held {
                 semaphore.hold(claim, fence, after(data.now, claim.lease));
@@ -129,7 +126,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
-        Ok(self.on(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
+        Ok(self.with_semaphore(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
             let before = data.marks.get(&claim.name.prefix).map(|(mark, _)| *mark);
             if tick.step == TickStep::Forget {
                 let is_set = data.marks.remove(&claim.name.prefix).is_some();
@@ -137,7 +134,8 @@ impl Leases for MemoryBackend {
             }
             let is_set = semaphore.is_held_by(claim) && tick.is_possible(before, claim.owner);
             if is_set {
-                let begun_by = (tick.step != TickStep::Done).then_some(claim.owner);
+                let is_done = tick.step == TickStep::Done;
+                let begun_by = if is_done { None } else { Some(claim.owner) };
                 let mark = Mark { tick: tick.at, begun_by };
                 data.marks.set(claim.name.prefix.clone(), mark, after(data.now, tick.kept));
             }
@@ -146,18 +144,22 @@ impl Leases for MemoryBackend {
     }
 
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
-        Ok(self.on(name, kind, |data, semaphore| {
+        Ok(self.with_semaphore(name, kind, |data, semaphore| {
             let waiting = match name.family {
-                Family::Cache => u32::from(self.is_waited_for(name)),
+                Family::Cache => u32::from(self.has_listeners(name)),
                 _ => u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX),
             };
-            let (failed, last) = (data.failed(name), semaphore.hold_ends().max());
-            let expires_in = last.map_or(Duration::ZERO, |ends| ends - data.now);
-            let holders = semaphore.out();
-            let held = Holding { waiting, holders, expires_in, failed, ..Holding::default() };
-            let Some((owner, sole)) = semaphore.sole() else { return held };
-            let held = Holding { holders: 1, ..held };
-            held.by(owner, sole.fence, data.clock(), sole.label.as_deref())
+            let last_end = semaphore.hold_ends().max();
+            let holding = Holding {
+                waiting,
+                holders: semaphore.units(),
+                expires_in: last_end.map_or(Duration::ZERO, |ends| ends - data.now),
+                failed: data.failed(name),
+                ..Holding::default()
+            };
+            let Some((owner, sole)) = semaphore.sole() else { return holding };
+            let holding = Holding { holders: 1, ..holding };
+            holding.by(owner, sole.fence, data.clock(), sole.label.as_deref())
         }))
     }
 
@@ -166,15 +168,19 @@ impl Leases for MemoryBackend {
         namespace: &Namespace,
         _from: &SearchFrom,
     ) -> Result<FoundLocks, BackendError> {
-        let named = |(prefix, kind): &SemaphoreKey| {
-            Some((Name::from_prefix(namespace, Family::Lock, prefix)?, *kind))
-        };
-        let locks = self.run(|data| data.semaphores.keys().filter_map(named).collect());
+        let mut locks = Vec::new();
+        self.run(|data| {
+            for (prefix, kind) in data.semaphores.keys() {
+                if let Some(name) = Name::from_prefix(namespace, Family::Lock, prefix) {
+                    locks.push((name, *kind));
+                }
+            }
+        });
         Ok(FoundLocks { locks, next: None })
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        Ok(self.on(name, mode.into(), |data, semaphore| {
+        Ok(self.with_semaphore(name, mode.into(), |data, semaphore| {
             data.push(name, Change::Wake);
             let cleared = std::mem::take(semaphore);
             for owner in cleared.holds.keys() {
@@ -199,8 +205,9 @@ impl Leases for MemoryBackend {
 }
 
 impl Data {
-    /// Looks at a semaphore, or changes it. It lasts until its last hold and queue entry end.
-    pub(super) fn on<T>(
+    /// Reads or changes a semaphore. The semaphore lasts until its last hold and its last queue
+    /// entry end.
+    pub(super) fn with_semaphore<T>(
         &mut self,
         name: &Name,
         kind: SemaphoreKind,
@@ -216,14 +223,14 @@ impl Data {
         answer
     }
 
-    /// Grants what is free; or again what the claim has, which keeps its fence.
+    /// Grants the lease to a claim that fits. A claim that has the lease keeps its fence.
     pub(super) fn grant(&mut self, semaphore: &mut StoredSemaphore, claim: &Claim) -> Grant {
         let fence = match semaphore.hold_of(claim) {
             _ if !claim.mode.is_fenced() => 0,
-            Some(held) => {
-                // A fence that was forgotten stays forgotten.
+            Some(hold) => {
+                // A fence that has expired is not written again.
                 self.fences.keep(&claim.name.prefix, after(self.now, claim.fence_life));
-                held.fence
+                hold.fence
             }
             None => self.next_fence(&claim.name, claim.fence_life),
         };
@@ -231,31 +238,38 @@ impl Data {
         Grant::new(fence)
     }
 
-    /// Ends what the claim of a load holds, which grants nothing. Returns whether it was held.
+    /// Ends the lease of a load, which grants nothing to others. Returns whether the claim had the
+    /// lease.
     pub(super) fn end(&mut self, claim: &Claim) -> bool {
-        self.on(&claim.name, claim.mode.into(), |_, semaphore| semaphore.end(claim))
+        self.with_semaphore(&claim.name, claim.mode.into(), |_, semaphore| semaphore.end(claim))
     }
 
-    /// Grants what is free to the claims at the head of the queue, in their order and while they
-    /// fit. Returns whether it pushes a grant.
-    fn grant_next(&mut self, semaphore: &mut StoredSemaphore, by: &Claim, heard: bool) -> bool {
+    /// Grants the free lease to the claims at the head of the queue, in their order and while they
+    /// fit. `is_heard` says whether these claims receive pushes. Returns whether a claim was
+    /// granted.
+    fn grant_next(&mut self, semaphore: &mut StoredSemaphore, by: &Claim, is_heard: bool) -> bool {
         let mut is_granted = false;
         while let Some((first, since)) = semaphore.queue.entries.front().cloned()
             && semaphore.in_the_way(first.mode.need(), self.now).is_none()
         {
-            // A claim that does not hear keeps its place, or is passed over.
-            if !heard && first.mode != Mode::Exclusive {
+            // A claim that does not receive the push loses its entry if it is exclusive. Any other
+            // claim keeps its entry.
+            if !is_heard && first.mode != Mode::Exclusive {
                 break;
             }
             semaphore.queue.leave(first.owner);
-            if heard {
-                let (owner, lease) = (first.owner, first.lease.min(HANDOVER_LIFE));
+            if is_heard {
+                let lease = first.lease.min(HANDOVER_LIFE);
                 let next = Claim { lease, fence_life: by.fence_life, ..first };
-                // The time stands for a fence where there is none.
-                let fence = self.grant(semaphore, &next).fence().max(self.clock());
-                let ends = self.now - since + lease;
-                let hold = next.mode.into();
-                self.push(&by.name, Change::Granted(Handover { owner, fence, ends, hold }));
+                let grant = self.grant(semaphore, &next);
+                let handover = Handover {
+                    owner: next.owner,
+                    // The time replaces the fence of a mode without fences.
+                    fence: grant.fence().max(self.clock()),
+                    ends: self.now - since + lease,
+                    hold: next.mode.into(),
+                };
+                self.push(&by.name, Change::Granted(handover));
                 is_granted = true;
             }
         }

@@ -1,5 +1,5 @@
-//! What is stored, and how it changes by itself: entries, latches and semaphores. Their rules
-//! together are in `entries` and `semaphores`.
+//! The stored entries, latches and semaphores, each with the rules of its own. `entries` and
+//! `semaphores` have the rules that concern several of them.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -15,21 +15,21 @@ use crate::{
     key::Name,
 };
 
-/// The key of an entry. Entries of two schemas lie side by side.
+/// The key of an entry: the prefix of its name, and its schema. Two schemas have separate entries.
 type EntryKey = (Arc<str>, u16);
 
-/// How much of the limit an entry takes under its key.
+/// Returns how much of the limit an entry takes with its key.
 pub(super) type Weigh = fn(&EntryKey, &Entry) -> usize;
 
-/// The bytes that the tables take for an entry and its fence, beside its key and its payload. They
-/// are measured.
+/// The bytes that the tables take for an entry and its fence, beside its key and its payload. The
+/// number was measured.
 pub(super) const ROW: usize = 600;
 
 pub(super) fn weigh_bytes((prefix, _): &EntryKey, entry: &Entry) -> usize {
     ROW + prefix.len() + entry.weight()
 }
 
-/// The entries, of which the least recently used ones make room.
+/// The entries. The least recently used entries make room for new entries.
 pub(super) struct Entries {
     pub(super) stored: LruCache<EntryKey, (Entry, Instant)>,
     pub(super) ends: BTreeSet<(Instant, EntryKey)>,
@@ -43,7 +43,7 @@ impl Entries {
         Self { stored: LruCache::unbounded(), ends: BTreeSet::new(), weight: 0, limit, weigh }
     }
 
-    /// Returns an entry and when it ends. It does not count as used.
+    /// Returns an entry and when it expires. The entry does not count as used.
     pub(super) fn peek(&self, name: &Name) -> Option<&(Entry, Instant)> {
         self.stored.peek(&entry_key(name))
     }
@@ -59,9 +59,13 @@ impl Entries {
         self.stored.put(key, (entry, ends));
     }
 
-    /// Removes the least recently used entry if all are too heavy together. Returns its name.
+    /// Removes the least recently used entry if the entries are above the limit. Returns the prefix
+    /// of its name.
     pub(super) fn evict(&mut self) -> Option<Arc<str>> {
-        let (oldest, _) = self.stored.peek_lru().filter(|_| self.weight > self.limit)?;
+        if self.weight <= self.limit {
+            return None;
+        }
+        let (oldest, _) = self.stored.peek_lru()?;
         let oldest = oldest.clone();
         self.remove(&oldest);
         Some(oldest.0)
@@ -89,7 +93,7 @@ pub(super) fn entry_key(name: &Name) -> EntryKey {
 
 pub(super) struct StoredLatch {
     pub(super) left: u32,
-    /// The id of the setting that made it.
+    /// The id of the request that set the latch.
     pub(super) set: Owner,
     pub(super) ttl: Duration,
     /// The count that each step left.
@@ -98,7 +102,7 @@ pub(super) struct StoredLatch {
 
 pub(super) type SemaphoreKey = (Arc<str>, SemaphoreKind);
 
-/// A sole holder, or holders that share it, and one queue.
+/// A sole holder, or holders that share the semaphore, and one queue.
 #[derive(Default)]
 pub(super) struct StoredSemaphore {
     pub(super) holds: HashMap<Owner, StoredHold>,
@@ -118,8 +122,10 @@ impl StoredSemaphore {
         self.queue.expire(now);
     }
 
+    /// Returns when the last hold and the last queue entry end.
     pub(super) fn ends(&self) -> Option<Instant> {
-        self.hold_ends().chain(self.queue.kept.values().copied()).max()
+        let entry_ends = self.queue.kept.values().copied();
+        self.hold_ends().chain(entry_ends).max()
     }
 
     pub(super) fn hold_ends(&self) -> impl Iterator<Item = Instant> {
@@ -131,10 +137,12 @@ impl StoredSemaphore {
         holds.find(|(_, hold)| hold.need == Need::Sole)
     }
 
-    /// Returns what a claim holds, if that is what it needs. The limit of units may be another one.
+    /// Returns the hold of a claim, if it is of the kind that the claim needs. Units of another
+    /// limit count.
     pub(super) fn hold_of(&self, claim: &Claim) -> Option<&StoredHold> {
-        let is_sole = claim.mode.is_fenced();
-        self.holds.get(&claim.owner).filter(|hold| (hold.need == Need::Sole) == is_sole)
+        let hold = self.holds.get(&claim.owner)?;
+        let is_sole = hold.need == Need::Sole;
+        if is_sole == claim.mode.is_fenced() { Some(hold) } else { None }
     }
 
     pub(super) fn is_held_by(&self, claim: &Claim) -> bool {
@@ -142,40 +150,67 @@ impl StoredSemaphore {
     }
 
     pub(super) fn hold(&mut self, claim: &Claim, fence: u64, ends: Instant) {
-        let (need, label) = (claim.mode.need(), claim.label.clone());
-        self.holds.insert(claim.owner, StoredHold { need, fence, ends, label });
+        let hold = StoredHold { need: claim.mode.need(), fence, ends, label: claim.label.clone() };
+        self.holds.insert(claim.owner, hold);
     }
 
-    /// Ends what a claim holds. Returns whether it held it.
+    /// Ends the hold of a claim. Returns whether the claim had a hold.
     pub(super) fn end(&mut self, claim: &Claim) -> bool {
         self.is_held_by(claim) && self.holds.remove(&claim.owner).is_some()
     }
 
-    pub(super) fn out(&self) -> u32 {
+    /// Returns the number of units that are out.
+    pub(super) fn units(&self) -> u32 {
         self.holds.values().map(|hold| hold.need.units()).sum()
     }
 
-    /// Returns what is in the way of a need, whatever waits.
+    /// Returns what is before a claim that has no hold: other holders, or the first claim of the
+    /// queue.
+    pub(super) fn before(&self, claim: &Claim, now: Instant) -> Option<Occupied> {
+        if let Some(occupied) = self.in_the_way(claim.mode.need(), now) {
+            return Some(occupied);
+        }
+        let (first, _) = self.queue.entries.front()?;
+        if first.owner == claim.owner {
+            return None;
+        }
+        let remaining = self.queue.left(first, now);
+        Some(Occupied { fence: 0, remaining, holders: self.units() })
+    }
+
+    /// Returns after how long the first hold ends.
+    pub(super) fn first_end(&self, now: Instant) -> Duration {
+        let first = self.hold_ends().min();
+        first.map_or(Duration::ZERO, |ends| ends - now)
+    }
+
+    /// Returns the holders in the way of a need, if the need does not fit beside the holders.
     pub(super) fn in_the_way(&self, need: Need, now: Instant) -> Option<Occupied> {
-        let sole = self.sole();
-        let (fence, holders) = sole.map_or((0, self.out()), |(_, sole)| (sole.fence, 1));
+        let (fence, holders) = match self.sole() {
+            Some((_, sole)) => (sole.fence, 1),
+            None => (0, self.units()),
+        };
         let fits = match need {
             Need::Sole => self.holds.is_empty(),
             Need::Units { count, limit } => {
-                sole.is_none() && holders.saturating_add(count) <= limit
+                self.sole().is_none() && holders.saturating_add(count) <= limit
             }
         };
-        let first = self.hold_ends().min().map_or(Duration::ZERO, |ends| ends - now);
-        (!fits).then_some(Occupied { fence, remaining: first, holders })
+        if fits {
+            return None;
+        }
+        Some(Occupied { fence, remaining: self.first_end(now), holders })
     }
 }
 
-/// The claims that wait, in their order. Their entries last while their process keeps them.
+/// The claims that wait, in their order. The entries of a process last while the process keeps
+/// them.
 #[derive(Default)]
 pub(super) struct Queue {
-    /// Each with the time at which it entered.
+    /// The claims, each with the time at which it entered the queue.
     pub(super) entries: VecDeque<(Claim, Instant)>,
-    /// The owners of the entries. A release asks here, so that it costs the same behind any number.
+    /// The owners of the entries. With this set, the cost of a release does not depend on the
+    /// length of the queue.
     pub(super) owners: HashSet<Owner>,
     /// Until when each process keeps its entries.
     pub(super) kept: HashMap<ProcessId, Instant>,
@@ -197,17 +232,18 @@ impl Queue {
         }
     }
 
+    /// Returns for how long the process of a claim still keeps its entries.
     pub(super) fn left(&self, claim: &Claim, now: Instant) -> Duration {
         let ends = self.kept.get(&claim.owner.process());
         ends.map_or(Duration::ZERO, |ends| *ends - now)
     }
 
-    /// Keeps the entries of the process of a claim. Returns whether they were kept before.
+    /// Keeps the entries of the claim's process. Returns whether these entries were kept before.
     pub(super) fn keep(&mut self, claim: &Claim, until: Instant) -> bool {
         self.kept.insert(claim.owner.process(), until).is_some()
     }
 
-    /// Removes the entries of each process that has stopped to keep them.
+    /// Removes the entries of each process that has stopped keeping its entries.
     pub(super) fn expire(&mut self, now: Instant) {
         let count = self.kept.len();
         self.kept.retain(|_, until| *until > now);

@@ -1,3 +1,5 @@
+//! The settings of a Redis backend, in code and in a file.
+
 use std::{
     fmt,
     sync::{Arc, atomic::AtomicBool},
@@ -23,14 +25,14 @@ use crate::{
 
 /// Configures a [`RedisBackend`].
 ///
-/// One of [`server`](Self::server), [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster)
-/// is needed, and no second one. Everything else has a default. The page
-/// [`failover`](super::failover) tells what a failover to another server may lose.
+/// Exactly one of [`server`](Self::server), [`sentinels`](Self::sentinels) and
+/// [`cluster`](Self::cluster) is needed. Everything else has a default. The page
+/// [`failover`](super::failover) explains what a failover to another server may lose.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct RedisBackendBuilder {
     config: RedisConfig,
-    /// The process of the owners, if it is not one of its own.
+    /// The process of the owners, if the backend shares the process of another backend.
     process: Option<ProcessId>,
 }
 
@@ -42,9 +44,9 @@ impl RedisBackendBuilder {
     ///
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
-    /// trusts, or a file that the environment variable `SSL_CERT_FILE` names, and shows none of its
-    /// own. `tls_config` changes both. The crypto provider is *ring*, unless the process has
-    /// installed another one.
+    /// trusts, or the certificates of a file that the environment variable `SSL_CERT_FILE` names.
+    /// It shows no client certificate. `tls_config` changes both. The crypto provider is *ring*,
+    /// unless the process has installed another provider.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.config.server = Some(Secret(url.into()));
         self
@@ -52,11 +54,11 @@ impl RedisBackendBuilder {
 
     /// Connects to the master that sentinels watch.
     ///
-    /// The URLs have the credentials of the sentinels, if these ask for any. One sentinel that
-    /// replies is enough. `master` is the name under which they watch the master. If it asks for
-    /// credentials, `master` is a URL with the name in the place of the host. The URL may also have
-    /// a database: `redis://shop:secret@mymaster/3`. With `rediss://`, the certificate of the
-    /// master must have the name or the address that the sentinels announce.
+    /// The URLs have the credentials of the sentinels, if the sentinels need credentials. One
+    /// sentinel that replies is enough. `master` is the name under which the sentinels watch the
+    /// master. If the master needs credentials, `master` is a URL with the name in place of the
+    /// host. The URL may also have a database: `redis://shop:secret@mymaster/3`. With `rediss://`,
+    /// the certificate of the master must have the name or the address that the sentinels announce.
     pub fn sentinels<U: AsRef<str>>(
         mut self,
         urls: impl IntoIterator<Item = U>,
@@ -69,12 +71,12 @@ impl RedisBackendBuilder {
 
     /// Connects to a Redis Cluster, best of version 7 or later.
     ///
-    /// One node that replies is enough to find the others. Each is connected to with the settings
-    /// of the first URL: its credentials, and TLS if it begins with `rediss://`. The certificate of
-    /// each node must then have the name or address that the node announces.
+    /// One node that replies is enough to find the other nodes. The first URL has the settings for
+    /// all nodes: the credentials, and TLS if the URL begins with `rediss://`. With TLS, the
+    /// certificate of each node must have the name or address that the node announces.
     ///
     /// A cluster of version 6 has no sharded pub/sub, so its waiters poll, at intervals of up to
-    /// 100 ms. While a slot moves, commands on its names are tried again until their time-out ends,
+    /// 100 ms. While a slot moves, commands on its names are repeated until their time-out ends,
     /// and are then [refused](crate::error::BackendErrorKind::Refused).
     pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         self.config.cluster = Some(owned(urls));
@@ -84,13 +86,14 @@ impl RedisBackendBuilder {
     /// Sets how long the connection may be silent while a command is under way.
     ///
     /// A transfer that moves is not silent, however long it takes. After a silence, all commands
-    /// that are under way fail. After a break, a command waits this long and four round trips for
-    /// the next connection. For the first, it waits three [connect
+    /// that are under way fail. After a break, a command waits for the next connection for this
+    /// time-out and four round trips. A command waits for the first connection for three [connect
     /// time-outs](Self::connect_timeout).
     ///
-    /// Defaults to 250 ms; 24 h at most. If a round trip takes longer, set the time of four:
-    /// [`RedisBackend::ready`] measures, and warns. Unless they are set, the connect time-out and
-    /// the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it.
+    /// Defaults to 250 ms; 24 h at most. If a round trip takes longer than that, set the time of
+    /// four round trips: [`RedisBackend::ready`] measures the round trip, and warns. The connect
+    /// time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy
+    /// follow this setting, unless they are set.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -105,8 +108,8 @@ impl RedisBackendBuilder {
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// A larger one is written by two commands, and fetched by each waiter. Defaults to 64 KiB: a
-    /// push goes to each process that waits.
+    /// A larger entry is written by two commands, and each waiter reads it. Defaults to 64 KiB,
+    /// because a push goes to each process that waits.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self
@@ -114,18 +117,18 @@ impl RedisBackendBuilder {
 
     /// Counts a grant only once `count` replicas have confirmed it, `within` this time.
     ///
-    /// Defaults to none. The master itself does not count: with two replicas, one replica and the
-    /// master are the majority of three. The limit is at least 1 ms, and shorter than the [command
-    /// time-out](Self::command_timeout); 100 ms suits most.
+    /// Defaults to no replicas. The master itself does not count: with two replicas, one replica
+    /// and the master are the majority of three. The limit is at least 1 ms, and shorter than the
+    /// [command time-out](Self::command_timeout). A limit of 100 ms suits most programs.
     ///
-    /// The confirmation is a `WAIT` behind the grant, one more round trip from the server to its
-    /// replicas. With fewer replicas, the grant is given back, and the try fails with
-    /// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
-    /// tries again. A renewal needs them too, so a lease is lost if the replicas stay away for as
-    /// long as it lasts. A release does not wait for them.
+    /// The confirmation is a `WAIT` behind the grant, which costs one more round trip from the
+    /// server to its replicas. If fewer replicas confirm, the grant is given back, and the try
+    /// fails with [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated). The caller's
+    /// retry strategy then tries again. A renewal needs the confirmation too, so a lease is lost if
+    /// the replicas stay away for as long as the lease lasts. A release does not wait for replicas.
     ///
     /// `WAIT` is no consensus, so a fence is still needed. The page [`failover`](super::failover)
-    /// tells what a failover may lose, and for which `count`.
+    /// explains what a failover may lose, and for which `count`.
     pub fn replicas(mut self, count: u32, within: Duration) -> Self {
         self.config.replicas = Some(Replicas { count, within });
         self
@@ -133,8 +136,8 @@ impl RedisBackendBuilder {
 
     /// Sets the name that each connection gives itself, for `CLIENT LIST` and the server's log.
     ///
-    /// 1 to 64 visible ASCII characters without spaces, such as the name of a pod. Defaults to
-    /// none. The label of a holder of locks is [`Locks::owner`](crate::Locks::owner).
+    /// 1 to 64 visible ASCII characters without spaces, such as the name of a pod. Defaults to no
+    /// name. [`Locks::owner`](crate::Locks::owner) sets the label of a holder of locks.
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.config.client_name = Some(name.into());
         self
@@ -143,9 +146,10 @@ impl RedisBackendBuilder {
     /// Sets a callback that provides the name of the user and the password at each connect.
     ///
     /// So a password or token can change while the service runs. The user that Redis has from the
-    /// start is `default`. The callback takes the place of the credentials in URLs. Only sentinels
-    /// keep theirs. Its time counts towards the [connect time-out](Self::connect_timeout). If it
-    /// fails or panics, the next attempt asks again after a pause.
+    /// start is `default`. The callback replaces the credentials in URLs, except for the
+    /// credentials of sentinels. The time of the callback counts towards the [connect
+    /// time-out](Self::connect_timeout). If the callback fails or panics, the next attempt calls it
+    /// again after a pause.
     ///
     /// # Examples
     ///
@@ -161,23 +165,26 @@ impl RedisBackendBuilder {
         Fut: Future<Output = Result<(String, String), E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        let provide = move || provide().map(|provided| provided.map_err(E::into)).boxed();
-        self.config.credentials = Some(Secret(Arc::new(provide)));
+        self.config.credentials = Some(Secret(Arc::new(move || {
+            let provided = provide();
+            async move { provided.await.map_err(E::into) }.boxed()
+        })));
         self
     }
 
     /// Sets the configuration of TLS, for servers whose URL begins with `rediss://`.
     ///
-    /// It takes the place of the roots of the system. With it, the backend can show a certificate
-    /// of its own (`tls-auth-clients`), or trust a private CA.
+    /// The configuration replaces the roots of the system. With it, the backend can show a client
+    /// certificate (`tls-auth-clients`), or trust a private CA.
     #[cfg(feature = "tls")]
     pub fn tls_config(mut self, config: Arc<rustls::ClientConfig>) -> Self {
         self.config.tls = Some(Secret(config));
         self
     }
 
-    /// Takes the process of [`Owner::fresh`](crate::backend::Owner::fresh) for its owners, and not
-    /// one of its own. So pushes reach claims that a test has made by hand.
+    /// Gives the owners of the backend the process of
+    /// [`Owner::fresh`](crate::backend::Owner::fresh). So pushes reach claims that a test has
+    /// created.
     #[doc(hidden)]
     pub fn with_shared_process(mut self) -> Self {
         self.process = Some(ProcessId::of_this());
@@ -190,8 +197,8 @@ impl RedisBackendBuilder {
     ///
     /// [`ErrorKind::InvalidConfig`] if
     ///
-    /// - no server was given, or more than one of [`server`](Self::server),
-    ///   [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster);
+    /// - not exactly one of [`server`](Self::server), [`sentinels`](Self::sentinels) and
+    ///   [`cluster`](Self::cluster) was given;
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
     /// - another setting is outside its range.
@@ -210,38 +217,52 @@ impl RedisBackendBuilder {
 
     fn check(&self) -> Result<(), Error> {
         let Self { config, .. } = self;
-        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-        let command_timeout = ("command_timeout", Some(config.command_timeout));
-        for (setting, timeout) in [command_timeout, ("connect_timeout", config.connect_timeout)] {
-            let is_in_range = |it: Duration| !it.is_zero() && it <= LONGEST_TIMEOUT;
-            if let Some(timeout) = timeout.filter(|it| !is_in_range(*it)) {
-                let range = "give more than 0, and at most 24 h";
-                return invalid(format!("`{setting}` is {timeout:?}; {range}"));
-            }
+        check_timeout("command_timeout", config.command_timeout)?;
+        if let Some(timeout) = config.connect_timeout {
+            check_timeout("connect_timeout", timeout)?;
         }
-        let is_name = |it: &String| {
-            (1..=64).contains(&it.len()) && it.bytes().all(|byte| byte.is_ascii_graphic())
-        };
-        if let Some(name) = config.client_name.as_ref().filter(|name| !is_name(name)) {
+        if let Some(name) = &config.client_name
+            && !is_client_name(name)
+        {
             let range = "give 1 to 64 visible ASCII characters without spaces";
-            return invalid(format!("`client_name` is {name:?}; {range}"));
+            return Err(invalid(format!("`client_name` is {name:?}; {range}")));
         }
-        config.replicas.map_or(Ok(()), |replicas| replicas.check(config.command_timeout))
+        if let Some(replicas) = &config.replicas {
+            replicas.check(config.command_timeout)?;
+        }
+        Ok(())
     }
 }
 
-fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Secret<Vec<String>> {
-    Secret(urls.into_iter().map(|url| url.as_ref().to_owned()).collect())
+fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
+    if timeout.is_zero() || timeout > LONGEST_TIMEOUT {
+        let range = "give more than 0, and at most 24 h";
+        return Err(invalid(format!("`{setting}` is {timeout:?}; {range}")));
+    }
+    Ok(())
 }
 
-/// Reads the settings from a configuration file. They have the names of the methods. Credentials
-/// and a TLS configuration cannot be in a file.
+fn is_client_name(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn invalid(why: String) -> Error {
+    Error::new(ErrorKind::InvalidConfig, why)
+}
+
+fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Secret<Vec<String>> {
+    let urls = urls.into_iter().map(|url| url.as_ref().to_owned());
+    Secret(urls.collect())
+}
+
+/// Reads the settings from a configuration file. Each setting has the name of its method. A file
+/// cannot have credentials by a callback, nor a TLS configuration.
 ///
 /// One of `server`, `sentinels` with `master`, and `cluster` must be given. A time is a text such
 /// as `250ms`: a whole number with the unit `ms`, `s`, `m` or `h`.
 ///
-/// An error does not show a URL or a password. Some formats add the line of the mistake to it, as
-/// TOML does.
+/// An error does not show a URL or a password. Yet some formats, such as TOML, add the line of the
+/// mistake to the error.
 ///
 /// ```
 /// # use bellwether::backend::RedisBackendBuilder;
@@ -260,8 +281,8 @@ impl<'de> Deserialize<'de> for RedisBackendBuilder {
     }
 }
 
-/// Reads a map of settings. A text is refused here: the error of the format would show it, and it
-/// may be a URL.
+/// Reads a map of settings. The visitor refuses a text itself, because the error of the format
+/// would show the text, which may be a URL.
 struct SettingsVisitor;
 
 impl<'de> Visitor<'de> for SettingsVisitor {

@@ -1,13 +1,13 @@
 //! The names of Redis keys and channels.
 //!
-//! `docs/redis.md` lists the keys and for how long they live, `docs/decisions/pushes.md` the
-//! channels. No server ever has the keys `s` (units of a mutex), `pl` (a sole holder of permits),
-//! and `x`, which a server that takes no writes refuses to remove.
+//! `docs/redis.md` lists the keys and their lives, and `docs/decisions/pushes.md` lists the
+//! channels. No server ever has the keys `s` (units of a mutex), `pl` (a sole holder of permits)
+//! and `x`. A script removes `x` to find out whether the server permits writes.
 //!
-//! At a single server, a process has one channel for all locks of one namespace and family, and a
-//! backend one for all entries of one namespace. Messages on them begin with the
-//! [prefix](crate::key::Name::prefix) of the name. A backend sends itself `h` and a time on its own
-//! channel, for its local tiers. In a cluster, a process has a channel for each name.
+//! At a single server, a process has one channel for all locks of one namespace and family. A
+//! backend has one channel for all entries of one namespace. Messages on these channels begin with
+//! the [prefix](crate::key::Name::prefix) of the name. A backend sends `h` and a time on its own
+//! channel to itself, for its local tiers. In a cluster, a process has a channel for each name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,8 +34,8 @@ pub(super) fn tag(tag: &str) -> String {
     format!("g{tag}")
 }
 
-/// Returns the suffixes of the keys of a semaphore: its sole holder, its shared holders, its queue,
-/// and the deadlines of the processes in that. The fence belongs to the name.
+/// Returns the suffixes of the keys of a semaphore: the sole holder, the shared holders, the queue,
+/// and the deadlines of the processes in the queue. The fence is a key of the name.
 pub(super) fn semaphore(kind: SemaphoreKind) -> [&'static str; 4] {
     match kind {
         SemaphoreKind::Mutex => [LEASE, "s", "q", "d"],
@@ -47,15 +47,22 @@ pub(super) fn semaphore(kind: SemaphoreKind) -> [&'static str; 4] {
 /// Returns the prefix of the name and the kind of the lock that a key is a part of.
 pub(super) fn lock_at(key: &str) -> Option<(&str, SemaphoreKind)> {
     let (prefix, suffix) = key.split_at(key.rfind("}:")? + 2);
-    let is_of = |kind: &SemaphoreKind| semaphore(*kind)[..3].contains(&suffix);
-    Some((prefix, SemaphoreKind::ALL.into_iter().find(is_of)?))
+    for kind in SemaphoreKind::ALL {
+        let [sole, shared, queue, _] = semaphore(kind);
+        if [sole, shared, queue].contains(&suffix) {
+            return Some((prefix, kind));
+        }
+    }
+    None
 }
 
+/// The names of the channels of one backend.
 pub(super) struct ChannelNames {
-    /// The suffix of the channel of a name. The scripts know shard channels of a cluster by `s`.
+    /// The suffix of the channel of a name. The scripts recognise the shard channels of a cluster
+    /// by `s`.
     pub(super) suffix: String,
-    /// What the channels of processes have behind their scope. It is empty in a cluster, as all
-    /// names are that only a single server has.
+    /// The text between the scope and the rest of a process channel. Empty in a cluster, where the
+    /// names of all channels of processes are empty.
     process: String,
     /// The id of the backend, which claims of entries register.
     pub(super) id: String,
@@ -72,24 +79,26 @@ impl ChannelNames {
         Self { suffix: format!("c{at}"), process: format!("p{at}:"), id }
     }
 
-    /// Returns a channel of processes, for the names of a scope.
+    /// Returns the name of a process channel for a scope.
     fn of_scope(&self, scope: &str, rest: &str) -> String {
         if self.process.is_empty() { String::new() } else { [scope, &self.process, rest].concat() }
     }
 
-    /// Returns the channel on which the local tiers of all processes hear of changes of a name.
+    /// Returns the channel on which the local tiers of all processes receive the changes of a name.
     pub(super) fn of_tiers(&self, name: &Name) -> String {
         self.of_scope(name.scope(), &format!("t{}", stripe_of(&name.prefix)))
     }
 
-    /// Returns the channel on which they hear of ended tags, in the namespace of a name.
+    /// Returns the channel on which the local tiers receive the invalidated tags of the name's
+    /// namespace.
     pub(super) fn of_tags(&self, name: &Name) -> String {
-        let namespace = name.scope().trim_end_matches(':').rsplit_once(':');
-        self.of_scope(&format!("{}:t:", namespace.unwrap_or_default().0), "t")
+        let scope = name.scope().trim_end_matches(':');
+        let (namespace, _family) = scope.rsplit_once(':').unwrap_or_default();
+        self.of_scope(&format!("{namespace}:t:"), "t")
     }
 
-    /// Returns the channel of a process for claims in a queue. Scripts find it by the owner of a
-    /// claim. In a cluster it belongs to the channel of the name.
+    /// Returns the channel of a process for claims in a queue. Scripts derive its name from the
+    /// owner of a claim. In a cluster, its name begins with the channel of the name.
     pub(super) fn queued(&self, name: &Name, process: ProcessId) -> Arc<str> {
         if self.process.is_empty() {
             format!("{}:{process}", name.suffixed(&self.suffix)).into()
@@ -104,7 +113,7 @@ impl ChannelNames {
     }
 }
 
-/// Returns the moment from which the times in messages of this process to itself count.
+/// Returns the moment from which the times in heartbeats count.
 fn origin() -> Instant {
     #[cfg(bellwether_sim)]
     return crate::sim::origin();
@@ -116,27 +125,37 @@ fn origin() -> Instant {
     }
 }
 
-/// Returns the message that a backend sends to itself now.
+/// Returns the heartbeat that a backend sends to itself at this moment.
 pub(super) fn heartbeat() -> String {
     let origin = origin();
     format!("h{}", origin.elapsed().as_micros())
 }
 
-/// Returns when the backend sent a message to itself, if it is one. The time is rounded down.
+/// Returns when the backend sent this heartbeat. Returns `None` for any other message. The time is
+/// rounded down.
 pub(super) fn heartbeat_sent(message: &[u8]) -> Option<Instant> {
-    let micros = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?.parse().ok()?;
+    let digits = std::str::from_utf8(message.strip_prefix(b"h")?).ok()?;
+    let micros = digits.parse().ok()?;
     origin().checked_add(Duration::from_micros(micros))
 }
 
-/// Returns the prefix of the name that a message is about, and where the change begins. A message
-/// on a channel of a name is the change. One on the channel of a process begins with the prefix.
+/// Returns the prefix of the name that a message is about, and where the change begins. On a
+/// channel of a name, the whole message is the change. On the channel of a process, the message
+/// begins with the prefix.
 pub(super) fn split_message<'m>(channel: &'m str, message: &'m [u8]) -> Option<(&'m str, usize)> {
-    let prefix_in = |text: &[u8]| Some(text.windows(2).position(|pair| pair == b"}:")? + 2);
     if channel.contains('{') {
-        return Some((&channel[..prefix_in(channel.as_bytes())?], 0));
+        let end = prefix_end(channel.as_bytes())?;
+        return Some((&channel[..end], 0));
     }
-    let end = prefix_in(message)?;
-    Some((std::str::from_utf8(&message[..end]).ok()?, end))
+    let end = prefix_end(message)?;
+    let prefix = std::str::from_utf8(&message[..end]).ok()?;
+    Some((prefix, end))
+}
+
+/// Returns where the prefix of a name at the begin of a text ends.
+fn prefix_end(text: &[u8]) -> Option<usize> {
+    let brace = text.windows(2).position(|pair| pair == b"}:")?;
+    Some(brace + 2)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Leases and entries in a Redis or Valkey server.
 //!
-//! - `builder` and `keys`: the settings, in code and in a file, and the names of Redis keys and
-//!   channels.
+//! - `builder`: the settings, in code and in a file.
+//! - `keys`: the names of Redis keys and channels.
 //! - `ops/`: the backend traits. Each operation but a bare `GET` is one script.
 //! - `scripts/`: the scripts, called by their digests.
 //! - `client/`: the connections, to one server, to a master that sentinels watch, or to a cluster.
@@ -11,6 +11,7 @@ mod client;
 mod keys;
 mod ops;
 mod scripts;
+
 #[doc = include_str!("../../../docs/failover.md")]
 pub mod failover {}
 
@@ -19,9 +20,9 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-pub use self::builder::RedisBackendBuilder;
 use dashmap::DashMap;
 
+pub use self::builder::RedisBackendBuilder;
 use self::{client::Servers, ops::Heartbeat};
 use crate::{backend::ProcessId, error::Error, random::Hasher};
 
@@ -34,8 +35,8 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 
 /// Keeps leases and entries in a Redis server from version 6.2, or in a Valkey server.
 ///
-/// Clones share their connections. The backend connects when it is first used, and again whenever a
-/// connection breaks, without end. So a service can start while Redis is down.
+/// Clones share their connections. The backend connects at its first use, and again after each
+/// break of a connection, without end. So a service can start while Redis is down.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -57,17 +58,17 @@ pub struct RedisBackend(Arc<RedisInner>);
 
 struct RedisInner {
     servers: Servers,
-    /// The process of its owners. Clones share it.
+    /// The process of the owners at this backend. Clones share the process.
     process: ProcessId,
     channel_names: keys::ChannelNames,
     staying: StayingChannels,
-    /// The server refused to publish for this backend, and the log has said so.
+    /// The server refused to publish for this backend, and the log has a line about it.
     publish_refused: AtomicBool,
-    /// Tells local tiers that they have missed nothing.
+    /// Shows local tiers that they have missed no change.
     heartbeat: Heartbeat,
 }
 
-/// The channels of the process that are open for good, by the scope of the names that they are for.
+/// The channels of the process that stay open, by the scope of their names.
 #[derive(Default)]
 struct StayingChannels {
     queued: DashMap<String, Arc<str>, Hasher>,
@@ -77,8 +78,9 @@ struct StayingChannels {
 impl RedisBackend {
     /// Opens a backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
-    /// The short form of [`builder`](Self::builder) with [`server`](RedisBackendBuilder::server),
-    /// which explains the forms of the URL. It does not connect yet.
+    /// The call is short for [`builder`](Self::builder) with
+    /// [`server`](RedisBackendBuilder::server), which explains the forms of the URL. It does not
+    /// connect.
     ///
     /// # Errors
     ///
@@ -109,23 +111,24 @@ impl RedisBackend {
 
     /// Waits for the connection, and checks that the server can serve caches and locks.
     ///
-    /// It makes one attempt, for at most the
+    /// The call makes one attempt, for at most the
     /// [`connect_timeout`](RedisBackendBuilder::connect_timeout). A service that may start before
     /// its server calls it again.
     ///
-    /// So a service learns at its start of a wrong password, of a server that is too old, and of
-    /// rights that an ACL does not give, which the error names. It also learns of a server of
+    /// So a service notices at its start a wrong password, a server that is too old, and rights
+    /// that an ACL does not give, which the error names. The call also fails for a server of
     /// another kind: a replica, or a node of a cluster or a sentinel that was given as a plain
-    /// server, and the other way round. A user that has no right which only
-    /// caches need is held to locks, and the other way round. The log has a warning if the round
-    /// trip is long for the [command time-out](RedisBackendBuilder::command_timeout).
+    /// server, and the other way round. A user without any right that only caches need must have
+    /// the rights of locks alone, and the other way round. The log has a warning if the round trip
+    /// is long for the [command time-out](RedisBackendBuilder::command_timeout).
     ///
-    /// Not checked are the patterns of keys and channels, which only caches and locks know, and the
-    /// right to subscribe: without it, waiters poll.
+    /// The call does not check the patterns of keys and channels, which only caches and locks know.
+    /// It does not check the right to subscribe either, because waiters poll without that right.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Backend`](crate::ErrorKind::Backend). Its source tells what is missing.
+    /// [`ErrorKind::Backend`](crate::ErrorKind::Backend). The source of the error says what is
+    /// missing.
     ///
     /// # Cancel safety
     ///

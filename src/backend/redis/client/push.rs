@@ -80,7 +80,7 @@ impl Pushes {
         let channels = &self.events.all.channels;
         if let Some(sent) = keys::heartbeat_sent(&message) {
             if !self.end.is_cancelled() {
-                channels.tell_taps(|tap| tap.complete_until(sent));
+                channels.each_tap(|tap| tap.complete_until(sent));
             }
             return;
         }

@@ -1,7 +1,8 @@
 //! The [`Leases`] of a Redis backend, and the channels of their waiters.
 //!
-//! In a cluster a script publishes in the slot of its name only. So a process has a channel for
-//! each name that it waits for. At a single server it keeps one, so a wait costs no subscription.
+//! In a cluster, a script publishes only in the slot of its name. So a process has a channel for
+//! each name for which it waits. At a single server, a process keeps one channel for all names, so
+//! a wait costs no subscription.
 
 use std::{
     sync::{Arc, Weak},
@@ -47,24 +48,29 @@ impl Leases for RedisBackend {
         }
     }
 
-    /// Each script has an outcome of its own.
+    /// Sends several scripts at once. If a script has no answer, only its leases are unknown.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        // In a cluster, two leases rarely share a slot, and one that moves would block the others.
+        // In a cluster, two leases rarely share a slot, and a slot that moves would block the
+        // leases of other slots.
         let budget = if self.0.servers.is_single() { RENEWAL_BATCH } else { 1 };
         let batches = renewal_batches(claims, budget);
         let answers = join_all(batches.iter().map(|batch| self.renew_batch(batch))).await;
-        let (mut renewed, mut failure) = (Vec::with_capacity(claims.len()), None);
+        let mut renewals = Vec::with_capacity(claims.len());
+        let mut failure = None;
         for (batch, answer) in batches.into_iter().zip(answers) {
             match answer {
-                Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
+                Ok(held) => renewals.extend(held.into_iter().map(Renewal::from)),
                 Err(error) => {
-                    renewed.extend(batch.iter().map(|_| Renewal::Unknown));
+                    renewals.extend(batch.iter().map(|_| Renewal::Unknown));
                     failure = Some(error);
                 }
             }
         }
-        let is_any_known = renewed.iter().any(|renewal| *renewal != Renewal::Unknown);
-        failure.filter(|_| !is_any_known).map_or(Ok(renewed), Err)
+        let is_all_unknown = renewals.iter().all(|renewal| *renewal == Renewal::Unknown);
+        match failure {
+            Some(error) if is_all_unknown => Err(error),
+            _ => Ok(renewals),
+        }
     }
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
@@ -80,7 +86,7 @@ impl Leases for RedisBackend {
                 self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
             self.note_refusal(flags.has(REFUSED));
             if !flags.has(AGAIN) {
-                // No push tells them that the lease is free, so they ask.
+                // No push can announce the free lease, so all waiters send their claims again.
                 kept.has_lapsed |= flags.has(REFUSED);
                 return Ok(kept);
             }
@@ -94,8 +100,8 @@ impl Leases for RedisBackend {
         }
         let call = lock_call(&SCRIPTS.release, claim, &[self.channel()]);
         let call = call.arg(u8::from(claim.wakes_all()));
-        // If this process waits for the name, others are likely to wait as well. They hear first.
-        // For a fair mutex each release would be two commands.
+        // If this process waits for the name, other processes are likely to wait too, and get their
+        // push before this answer. For a fair mutex, each release would become two commands.
         let is_contended = claim.mode == Mode::Exclusive
             && self.0.servers.events.channels.has_listeners(&claim.name.prefix);
         self.released(&call.answered_last(is_contended)).await
@@ -141,7 +147,7 @@ impl Leases for RedisBackend {
         let [sole, shared, queue, _] = keys::semaphore(kind);
         let call = Call::new(&SCRIPTS.inspect, name, &[sole, shared, queue, keys::FAILURE])
             .arg(u8::from(name.family == Family::Cache));
-        self.run(&call, replies::held).await
+        self.run(&call, replies::holding).await
     }
 
     async fn lock_names(
@@ -152,9 +158,11 @@ impl Leases for RedisBackend {
         let pattern = format!("{}:l:{{*", namespace.as_str());
         let (keys, next) = self.0.servers.scan(&pattern, from).await?;
         let mut locks = Vec::new();
-        for (prefix, kind) in keys.iter().filter_map(|key| keys::lock_at(key)) {
-            let name = Name::from_prefix(namespace, Family::Lock, prefix);
-            locks.extend(name.map(|name| (name, kind)));
+        for key in &keys {
+            let Some((prefix, kind)) = keys::lock_at(key) else { continue };
+            if let Some(name) = Name::from_prefix(namespace, Family::Lock, prefix) {
+                locks.push((name, kind));
+            }
         }
         Ok(FoundLocks { locks, next })
     }
@@ -162,27 +170,32 @@ impl Leases for RedisBackend {
     async fn answer(&self, name: &Name, text: &str) -> Result<(), BackendError> {
         let channel = name.suffixed(keys::ANSWERS);
         let mut publish = redis::cmd("PUBLISH");
-        self.0.servers.run(publish.arg(&channel).arg(text), &channel).await.map(drop)
+        publish.arg(&channel).arg(text);
+        self.0.servers.run(&publish, &channel).await?;
+        Ok(())
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let [sole, shared, queue, deadlines] = keys::semaphore(mode.into());
         let keys = [self.channel(), deadlines, sole, shared, queue];
-        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(1), replies::flag).await
+        let call = Call::new(&SCRIPTS.clear, name, &keys).arg(1);
+        self.run(&call, replies::flag).await
     }
 
-    /// In a cluster, only a process that waits for the name hears of it.
+    /// In a cluster, only a process that waits for the name receives the push.
     async fn tell_ended(&self, name: &Name, owner: Owner) -> Result<(), BackendError> {
         let channel = self.0.channel_names.queued(name, owner.process());
         let mut message = Vec::new();
         let mut publish = redis::cmd("SPUBLISH");
         if self.0.servers.is_single() {
-            // A channel of a process is for all names of a scope.
+            // The channel of a process is for all names of a scope.
             message.extend(name.prefix.as_bytes());
             publish = redis::cmd("PUBLISH");
         }
         message.extend(Change::Ended(owner).encode());
-        self.0.servers.run(publish.arg(&*channel).arg(message), &channel).await.map(drop)
+        publish.arg(&*channel).arg(message);
+        self.0.servers.run(&publish, &channel).await?;
+        Ok(())
     }
 
     fn watch(&self, holders: Weak<dyn Holders>) {
@@ -190,8 +203,9 @@ impl Leases for RedisBackend {
     }
 
     fn listen(&self, name: &Name, claim: Option<&Claim>) -> Changes {
-        let (heard, owner) = (self.heard(name, claim), claim.map(|claim| claim.owner));
-        self.0.servers.events.channels.register(&name.prefix, heard, owner)
+        let channels = self.channels_of(name, claim);
+        let owner = claim.map(|claim| claim.owner);
+        self.0.servers.events.channels.register(&name.prefix, channels, owner)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
@@ -202,7 +216,7 @@ impl Leases for RedisBackend {
         Ok(changes)
     }
 
-    /// The scripts of one renewal are sent at once, so that they share one command time-out.
+    /// A renewal sends its scripts at once, so all its scripts share one command time-out.
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.servers.config.replicas.is_some());
         Some(self.0.servers.config.command_timeout.saturating_mul(1 + give_back))
@@ -233,14 +247,14 @@ impl RedisBackend {
         }
     }
 
-    /// Gives back a grant that too few replicas confirmed. If that fails as well, the caller that
-    /// claimed the lease undoes it.
+    /// Gives back a grant that too few replicas confirmed. If the release fails as well, the caller
+    /// that claimed the lease undoes the claim.
     async fn give_back<T>(&self, claim: &Claim, why: BackendError) -> Result<T, BackendError> {
         let _ = self.release(claim).await;
         Err(why)
     }
 
-    /// Ends the lease of an entry, and pushes the reason. The name may back off after it.
+    /// Ends the lease of an entry, and pushes the reason. With a back-off, the name then backs off.
     pub(super) async fn release_entry(
         &self,
         claim: &Claim,
@@ -261,16 +275,16 @@ impl RedisBackend {
     async fn renew_batch(&self, batch: &[Claim]) -> Result<Vec<bool>, BackendError> {
         let is_single = self.0.servers.is_single();
         let call = renewal(batch, is_single);
-        let apart = batch.iter().filter(|claim| !is_single && claim.mode.is_fenced());
+        let fenced_apart = batch.iter().filter(|claim| !is_single && claim.mode.is_fenced());
         let (answer, _) = tokio::join!(
             self.grant(&call, |reply| replies::flags(reply, batch.len())),
-            join_all(apart.map(|claim| self.extend_fence(claim))),
+            join_all(fenced_apart.map(|claim| self.extend_fence(claim))),
         );
         let (held, confirmation) = answer?;
         confirmation.map(|()| held)
     }
 
-    /// Makes a fence last its full time. If that fails, the next renewal tries again.
+    /// Makes a fence last its full time. If the command fails, the next renewal repeats it.
     async fn extend_fence(&self, claim: &Claim) {
         let key = claim.name.suffixed(keys::FENCE);
         let mut extend = redis::cmd("PEXPIRE");
@@ -278,8 +292,8 @@ impl RedisBackend {
         let _ = self.0.servers.run(&extend, &key).await;
     }
 
-    /// Runs a script that releases. One that has more to do than it may is called again. If this
-    /// process ends before that, the next script of any waiter goes on.
+    /// Runs a script that releases. A script that could not do all its work in one run is called
+    /// again. If this process ends before that, the next script of any waiter does the rest.
     async fn released(&self, call: &Call<'_>) -> Result<bool, BackendError> {
         let mut was_held = false;
         loop {
@@ -292,42 +306,43 @@ impl RedisBackend {
         }
     }
 
-    /// Returns the channels on which a waiter is told of all that it must know. Has the channel of
-    /// this process opened for good, if that is enough.
-    fn heard(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
+    /// Returns the channels that carry all pushes for a waiter. Opens the channel of this process,
+    /// if that channel is enough. It then stays open.
+    fn channels_of(&self, name: &Name, claim: Option<&Claim>) -> Vec<Arc<str>> {
         let waits = claim.is_none_or(|claim| claim.waits);
         let process = claim.map_or_else(|| self.process(), |claim| claim.owner.process());
-        let is_enough = claim.is_some_and(|_| waits || name.family == Family::Cache);
+        let is_enough = claim.is_some() && (waits || name.family == Family::Cache);
         if is_enough && self.0.servers.is_single() {
             return vec![self.staying_channel(name, waits, process)];
         }
-        // The process hears of what is granted to it in the queue.
-        let mut heard = vec![name.suffixed(self.channel()).into()];
+        let mut channels = vec![name.suffixed(self.channel()).into()];
         if waits {
-            heard.push(self.0.channel_names.queued(name, process));
+            // Grants to claims in the queue come on a channel of the process.
+            channels.push(self.0.channel_names.queued(name, process));
         }
-        heard
+        channels
     }
 
-    /// Returns the channel of a process, which is open for good. Its name is put together once for
-    /// all names of a scope.
+    /// Returns the channel of a process, which stays open. The name of the channel is built once
+    /// for all names of a scope.
     fn staying_channel(&self, name: &Name, waits: bool, process: ProcessId) -> Arc<str> {
         let is_own = process == self.process();
-        let known = if waits { &self.0.staying.queued } else { &self.0.staying.registered };
-        if is_own && let Some(channel) = known.get(name.scope()) {
+        let open = if waits { &self.0.staying.queued } else { &self.0.staying.registered };
+        if is_own && let Some(channel) = open.get(name.scope()) {
             return channel.clone();
         }
         let names = &self.0.channel_names;
         let channel = if waits { names.queued(name, process) } else { names.registered(name) };
         self.0.servers.events.channels.open(&channel);
         if is_own {
-            known.insert(name.scope().to_owned(), channel.clone());
+            open.insert(name.scope().to_owned(), channel.clone());
         }
         channel
     }
 }
 
-/// Returns a call about a claim, with the keys of its semaphore. Further keys follow those.
+/// Returns a call about a claim. Its keys are the keys of the claim's semaphore, and the further
+/// keys behind them.
 fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
     let call = semaphore_call(script, claim, further).owner(claim.owner);
     let call = match claim.mode.need() {
@@ -339,7 +354,8 @@ fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a
         .arg(millis(claim.fence_life))
 }
 
-/// Returns how a claim for a sole hold waits: `lib/read_entry.lua` in `scripts/` has the words.
+/// Returns the letter for how a claim for a sole hold waits, as `scripts/lib/read_entry.lua`
+/// explains.
 fn sole_need(claim: &Claim) -> &'static str {
     if claim.mode == Mode::Exclusive { "x" } else { "f" }
 }
@@ -361,40 +377,52 @@ fn queue_entry(claim: &Claim) -> String {
     }
 }
 
-/// The number of permits that cost a server as much as one lease. It renews each permit by itself.
+/// The number of permits that cost a server as much as one lease, because the server renews each
+/// permit by itself.
 const PERMITS_A_LEASE: usize = 4;
 
-/// Splits claims into those that one script renews each, at a cost of at most `budget` leases.
+/// Splits claims into batches, each for one script that costs at most as much as `budget` leases. A
+/// claim that costs more is a batch of its own.
 fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
-    let mut spent = 0;
-    let cost = |claim: &Claim| 1 + claim.mode.need().units() as usize / PERMITS_A_LEASE;
-    let fits = |last: &Claim, next: &Claim| {
-        let with_next = if spent == 0 { cost(last) } else { spent } + cost(next);
-        spent = if with_next <= budget { with_next } else { 0 };
-        spent > 0
-    };
-    claims.chunk_by(fits).collect()
+    let mut batches = Vec::new();
+    let mut first = 0;
+    let mut cost = 0;
+    for (at, claim) in claims.iter().enumerate() {
+        let claim_cost = 1 + claim.mode.need().units() as usize / PERMITS_A_LEASE;
+        if at > first && cost + claim_cost > budget {
+            batches.push(&claims[first..at]);
+            first = at;
+            cost = 0;
+        }
+        cost += claim_cost;
+    }
+    if first < claims.len() {
+        batches.push(&claims[first..]);
+    }
+    batches
 }
 
 /// Returns the call that renews a batch of leases, with the fences or without.
 ///
-/// While a slot is on its way to another node of a cluster, a call of two keys must wait, maybe for
-/// longer than a lease lasts. So a fence is extended apart there.
+/// While a slot is on its way to another node of a cluster, a call with two keys must wait, maybe
+/// for longer than a lease lasts. So in a cluster, another command extends the fence.
 fn renewal(batch: &[Claim], with_fences: bool) -> Call<'static> {
-    let keys = batch.iter().flat_map(|claim| {
+    let mut keys = Vec::with_capacity(2 * batch.len());
+    for claim in batch {
         let [sole, shared, ..] = keys::semaphore(claim.mode.into());
-        let keys = match claim.mode.is_fenced() {
-            true if with_fences => [sole, keys::FENCE],
-            true => [sole; 2],
-            false => [shared; 2],
-        };
-        keys.map(|key| (&claim.name, key))
-    });
-    let keys: Vec<_> = keys.collect();
-    batch.iter().fold(Call::over(&SCRIPTS.renew, keys.into_iter()), |call, claim| {
-        call.owner(claim.owner)
+        let is_fenced = claim.mode.is_fenced();
+        let lease = if is_fenced { sole } else { shared };
+        let fence = if is_fenced && with_fences { keys::FENCE } else { lease };
+        keys.push((&claim.name, lease));
+        keys.push((&claim.name, fence));
+    }
+    let mut call = Call::over(&SCRIPTS.renew, keys.into_iter());
+    for claim in batch {
+        call = call
+            .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
-            .arg(claim.mode.need().units())
-    })
+            .arg(claim.mode.need().units());
+    }
+    call
 }

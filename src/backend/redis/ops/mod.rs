@@ -1,4 +1,4 @@
-//! The backend traits: each operation is one call of a script, and reads its reply.
+//! The backend traits. Each operation calls one script, and reads the reply.
 
 mod leases;
 mod replies;
@@ -29,17 +29,17 @@ pub(super) use self::tier::Heartbeat;
 impl RedisBackend {
     /// Checks at each server what caches and locks need.
     ///
-    /// Returns its future in a box, so that its code is compiled with this crate.
+    /// Returns a boxed future, so that the code of the future is compiled with this crate.
     #[inline(never)]
     pub(super) fn check_servers(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async {
-            let (servers, command_timeout) =
-                (&self.0.servers, self.0.servers.config.command_timeout);
+            let servers = &self.0.servers;
+            let command_timeout = servers.config.command_timeout;
+            // The first ping waits for the connection.
             servers.ping().await?;
-            // The first question has waited for the connection.
-            let asked = Instant::now();
+            let sent = Instant::now();
             servers.ping().await?;
-            let round_trip = asked.elapsed();
+            let round_trip = sent.elapsed();
             // A busy moment may count as an outage.
             if round_trip.saturating_mul(2) > command_timeout {
                 warn!(
@@ -55,14 +55,15 @@ impl RedisBackend {
                 let missing = replies::text(missing)?;
                 let missing: Vec<_> = missing.split_whitespace().collect();
                 if !missing.is_empty() {
-                    let (commands, rights) = (missing.join(", "), missing.join(" +"));
+                    let commands = missing.join(", ");
+                    let rights = missing.join(" +");
                     return Err(BackendError::refused(format!(
                         "the user of the Redis server may not run {commands}; add `+{rights}` to \
                          its ACL rule"
                     )));
                 }
             }
-            // A script may not run it.
+            // A script may not run `WAIT`.
             servers.try_wait_at_each().await
         }
         .boxed()
@@ -73,13 +74,14 @@ impl RedisBackend {
         call: &Call<'_>,
         read: impl FnOnce(Value) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        self.checked(read(self.0.servers.call(call).await?))
+        let reply = self.0.servers.call(call).await?;
+        self.checked(read(reply))
     }
 
-    /// Runs a script that grants something, and reads its reply.
+    /// Runs a script that grants a lease or writes a mark, and reads the reply.
     ///
-    /// A script that has more to do than it may is called again, while the time for one command
-    /// lasts.
+    /// A script that could not do all its work in one run is called again, until the command
+    /// time-out has passed.
     async fn grant<T>(
         &self,
         call: &Call<'_>,
@@ -94,8 +96,8 @@ impl RedisBackend {
         }
     }
 
-    /// Replaces the connections if a reply could not be read, because it belongs to another
-    /// command.
+    /// Replaces the connections if a reply could not be read, because such a reply belongs to
+    /// another command.
     fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {
         if reply.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             self.0.servers.replace_connections();
@@ -113,5 +115,6 @@ impl RedisBackend {
 
 /// Returns whole milliseconds, at least one, because Redis refuses a time of zero.
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    millis.clamp(1, 1 << 52)
 }

@@ -13,14 +13,13 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
-/// Returns the error for a reply that no script gives.
+/// Returns the error of a reply that no script returns.
 pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, format!("unexpected reply: {what:?}"))
 }
 
-/// Reads the fields of a reply. No script replies with a negative number among others.
+/// Reads the fields of a reply. No field of a script's reply is a negative number.
 fn read<T: FromRedisValue>(value: Value) -> Result<T, BackendError> {
-    let is_negative = |field: &Value| matches!(field, Value::Int(number) if *number < 0);
     match &value {
         Value::Array(fields) if !fields.iter().any(is_negative) => {
             from_redis_value(value).map_err(unreadable)
@@ -29,7 +28,11 @@ fn read<T: FromRedisValue>(value: Value) -> Result<T, BackendError> {
     }
 }
 
-/// Returns the word with which a reply begins, if it does so.
+fn is_negative(field: &Value) -> bool {
+    matches!(field, Value::Int(number) if *number < 0)
+}
+
+/// Returns the word with which a reply begins. Returns no bytes if it begins with another field.
 pub(super) fn word(value: &Value) -> &[u8] {
     let Value::Array(fields) = value else { return b"" };
     match fields.first() {
@@ -60,13 +63,13 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
     })
 }
 
-/// Reads an entry behind a word, with the time of the server.
+/// Reads the entry behind the word of a reply, with the time of the server.
 fn newer(value: Value) -> Result<Entry, BackendError> {
     let (_, bytes, time): (Value, Bytes, _) = read(value)?;
     Ok(Entry::decode(bytes)?.read_at(time))
 }
 
-/// Reads the back-off of a name, and the failure that it follows.
+/// Reads the back-off of a name, and the failure that caused the back-off.
 fn backs_off(
     millis: u64,
     failures: u32,
@@ -80,7 +83,8 @@ fn backs_off(
     }
 }
 
-/// Reads the reply to a pass. Shared units are granted before what is left to do.
+/// Reads the reply to a pass. With `again`, the script has granted the shared units, and has work
+/// left.
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
         Value::Nil => Ok(None),
@@ -89,26 +93,43 @@ pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     }
 }
 
-pub(super) fn held(value: Value) -> Result<Holding, BackendError> {
+pub(super) fn holding(value: Value) -> Result<Holding, BackendError> {
     type Fields = (String, u64, u64, u32, u32, u64, String, u64, u32, Bytes);
     let (owner, fence, millis, holders, waiting, now, label, wait, failures, message) =
         read::<Fields>(value)?;
-    let expires_in = Duration::from_millis(millis);
-    // Without failed loads, there is no failure to read.
-    let failed = backs_off(wait, failures, message).ok();
-    let held = Holding { holders, expires_in, waiting, failed, ..Holding::default() };
-    let label = Some(label.as_str()).filter(|label| !label.is_empty());
-    Ok(owner.parse().map_or(held.clone(), |holder| held.by(holder, fence, now, label)))
+    let holding = Holding {
+        holders,
+        expires_in: Duration::from_millis(millis),
+        waiting,
+        // Without failed loads, the message is empty and no failure can be read.
+        failed: backs_off(wait, failures, message).ok(),
+        ..Holding::default()
+    };
+    let label = if label.is_empty() { None } else { Some(label.as_str()) };
+    match owner.parse() {
+        Ok(holder) => Ok(holding.by(holder, fence, now, label)),
+        // There is no sole holder.
+        Err(_) => Ok(holding),
+    }
 }
 
-/// Reads the mark before, whether it was set, and the server's time.
+/// Reads whether the mark was set, the mark before the request, and the time of the server.
 pub(super) fn marked(value: Value) -> Result<Marked, BackendError> {
     let (is_set, mark, now): (_, String, _) = read(value)?;
-    let (tick, owner) = mark.split_once(':').map_or((&*mark, None), |(tick, by)| (tick, Some(by)));
-    let begun_by = owner.map(str::parse).transpose().map_err(unreadable)?;
-    let tick = Some(tick).filter(|tick| !tick.is_empty()).map(str::parse).transpose();
-    let before = tick.map_err(unreadable)?.map(|tick| Mark { tick, begun_by });
-    Ok(Marked { before, is_set, now })
+    Ok(Marked { before: read_mark(&mark)?, is_set, now })
+}
+
+/// Reads a mark: nothing, a tick, or a tick and the owner of its turn.
+fn read_mark(text: &str) -> Result<Option<Mark>, BackendError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let (tick, begun_by) = match text.split_once(':') {
+        Some((tick, owner)) => (tick, Some(owner.parse().map_err(unreadable)?)),
+        None => (text, None),
+    };
+    let tick = tick.parse().map_err(unreadable)?;
+    Ok(Some(Mark { tick, begun_by }))
 }
 
 /// Reads the reply to `TIME`, in microseconds.
@@ -142,7 +163,7 @@ pub(super) fn committed(value: Value) -> Result<(Committed, bool), BackendError>
 pub(super) const HELD: i64 = 1;
 /// The server refused to publish.
 pub(super) const REFUSED: i64 = 4;
-/// The script has more to do than it may, and is to be called again.
+/// The script could not do all its work in one run, and is to be called again.
 pub(super) const AGAIN: i64 = 8;
 
 /// The bits of a reply, as in `scripts/lib/`.
@@ -159,7 +180,7 @@ impl Flags {
 
     fn of(bits: i64) -> Result<Self, BackendError> {
         let is_known = bits & !(HELD | REFUSED | AGAIN) == 0;
-        is_known.then_some(Self(bits)).ok_or_else(|| unreadable(bits))
+        if is_known { Ok(Self(bits)) } else { Err(unreadable(bits)) }
     }
 
     pub(super) fn has(self, bit: i64) -> bool {
@@ -167,7 +188,7 @@ impl Flags {
     }
 }
 
-/// Reads what the keeping of a queue has found, with this many claims.
+/// Reads the reply to a request that keeps a queue and names this many claims.
 pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), BackendError> {
     let numbers: Vec<i64> = read(value)?;
     match &numbers[..] {
@@ -176,7 +197,7 @@ pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), Backend
                 remaining: Duration::from_millis(millis.unsigned_abs()),
                 has_lapsed: *has_lapsed == 1,
                 handed_over: *handed_over == 1,
-                stands: stands.iter().map(|stands| *stands == 1).collect(),
+                stands: stands.iter().map(is_one).collect(),
             };
             Ok((kept, Flags::of(*flags)?))
         }
@@ -197,10 +218,14 @@ pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
 
 pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendError> {
     let flags: Vec<i64> = read(value)?;
-    match flags.len() == count {
-        true => Ok(flags.into_iter().map(|flag| flag == 1).collect()),
-        false => Err(unreadable(flags)),
+    if flags.len() != count {
+        return Err(unreadable(flags));
     }
+    Ok(flags.iter().map(is_one).collect())
+}
+
+fn is_one(flag: &i64) -> bool {
+    *flag == 1
 }
 
 pub(super) fn text(value: Value) -> Result<String, BackendError> {
@@ -211,7 +236,7 @@ pub(super) fn text(value: Value) -> Result<String, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()));
-    let _ = (micros(value.clone()), marked(value.clone()), held(value.clone()));
+    let _ = (micros(value.clone()), marked(value.clone()), holding(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), Flags::read(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()));
     for count in 0..4 {

@@ -1,8 +1,9 @@
 //! The [`Store`] of a Redis backend.
 //!
-//! A read is a `GET`. Where the age matters, a `TIME` goes before it in the same write, and the
+//! A read is a `GET`. If the age matters, a `TIME` goes before the `GET` in the same write, and the
 //! time that the answer takes counts as age. A writer stages an entry that is too large for a push:
-//! it sends a plain `SET` to a key of its own, and the script behind it moves that to its place.
+//! it sends a plain `SET` to a separate key, and the script behind the `SET` moves the entry to its
+//! key.
 
 use std::{
     io::Write,
@@ -28,6 +29,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::Name,
+    time::micros,
 };
 
 /// How long a staged entry lasts if its script does not come, in milliseconds.
@@ -42,13 +44,10 @@ impl Store for RedisBackend {
         // The prefix is enough to find the slot in a cluster.
         let value = self.0.servers.run(&get(name), &name.prefix).await?;
         let answer = self.entry(value);
-        match lacks_age(&answer) {
-            true => self.read_aged(name).await,
-            false => answer,
-        }
+        if lacks_age(&answer) { self.read_aged(name).await } else { answer }
     }
 
-    /// With one command, if that is possible.
+    /// Sends one command if that is possible, and otherwise one read for each name.
     async fn get_many(&self, names: &[Name], aged: bool) -> Result<EntryAnswers, BackendError> {
         if self.0.servers.is_single() && !names.is_empty() && !aged {
             match self.read_all(names).await {
@@ -85,14 +84,17 @@ impl Store for RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let (name, entry) = (&claim.name, entry.clone().with_fence(grant.fence()));
-        let (suffix, staged) = (name.entry_suffix(), self.staged(&entry, claim.owner));
+        let name = &claim.name;
+        let entry = entry.clone().with_fence(grant.fence());
+        let suffix = name.entry_suffix();
+        let staged = self.staged(&entry, claim.owner);
         let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
         keys.extend(staged.as_deref());
         let is_new = grant.has_no_entry;
         let tiers = if is_new { String::new() } else { self.0.channel_names.of_tiers(name) };
-        let call = Call::new(&SCRIPTS.commit, name, &keys).owner(claim.owner);
-        let (call, head) = (call.arg(entry.fence).arg(tiers), Entry::STORED_AT.start);
+        let call =
+            Call::new(&SCRIPTS.commit, name, &keys).owner(claim.owner).arg(entry.fence).arg(tiers);
+        let head = Entry::STORED_AT.start;
         let call = with_entry(call, name, &entry, head, ttl, staged.as_deref());
         let (outcome, is_refused) = self.run(&call, replies::committed).await?;
         self.note_refusal(is_refused);
@@ -114,34 +116,41 @@ impl Store for RedisBackend {
         edit: &Edit,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let [before, suffix, after] = [-1_i16, 0, 1].map(|step| {
+        let suffix = name.entry_suffix();
+        let [before, after] = [-1_i16, 1].map(|step| {
             let schema = name.schema.wrapping_add_signed(step);
-            name.clone().with_schema(schema).entry_suffix()
+            let name = name.clone().with_schema(schema);
+            name.entry_suffix()
         });
         let staged = match edit {
             Edit::Put(entry, _) => self.staged(entry, Owner::fresh()),
             _ => None,
         };
         let mut keys = vec![keys::LEASE, keys::FENCE, &suffix, self.channel(), keys::FAILURE];
-        keys.extend([&*before, &*after].into_iter().chain(staged.as_deref()));
-        let call = |what| {
-            let call = Call::new(&SCRIPTS.change, name, &keys).arg(what).arg(millis(fence_life));
-            call.arg(self.0.channel_names.of_tiers(name))
+        keys.extend([&*before, &*after]);
+        keys.extend(staged.as_deref());
+        let word = match edit {
+            Edit::Put(..) => "put",
+            Edit::Touch { .. } => "touch",
+            Edit::Expire => "expire",
+            Edit::Supersede => "supersede",
+            Edit::Invalidate => "invalidate",
         };
-        let call = match edit {
+        let mut call = Call::new(&SCRIPTS.change, name, &keys)
+            .arg(word)
+            .arg(millis(fence_life))
+            .arg(self.0.channel_names.of_tiers(name));
+        match edit {
             Edit::Put(entry, ttl) => {
                 let head = Entry::FENCE.start;
-                with_entry(call("put"), name, entry, head, Some(*ttl), staged.as_deref())
+                call = with_entry(call, name, entry, head, Some(*ttl), staged.as_deref());
             }
             Edit::Touch { windows, seen } => {
                 let windows = windows.in_range();
-                let call = call("touch").arg(windows.encoded()).arg(millis(windows.kept()));
-                call.arg(*seen)
+                call = call.arg(windows.encoded()).arg(millis(windows.kept())).arg(*seen);
             }
-            Edit::Expire => call("expire"),
-            Edit::Supersede => call("supersede"),
-            Edit::Invalidate => call("invalidate"),
-        };
+            Edit::Expire | Edit::Supersede | Edit::Invalidate => {}
+        }
         self.run(&call, replies::fence).await
     }
 
@@ -171,15 +180,21 @@ impl Store for RedisBackend {
         which: &[Arc<str>],
     ) -> Result<Vec<TagEnds>, BackendError> {
         let mut read = redis::cmd("MGET");
-        which.iter().for_each(|tag| write_key(&mut read, tags, &keys::tag(tag)));
+        for tag in which {
+            write_key(&mut read, tags, &keys::tag(tag));
+        }
         let values = self.values(&read, tags, which.len()).await?;
-        // A number that cannot be read may be an end.
-        let unread = TagEnds { ended: u64::MAX, expired: 0 };
-        let ends = |value: &Value| match value {
-            Value::BulkString(text) => TagEnds::decode(text).unwrap_or(unread),
-            _ => TagEnds::default(),
-        };
-        Ok(values.iter().map(ends).collect())
+        let mut ends = Vec::with_capacity(values.len());
+        for value in values {
+            ends.push(match value {
+                // Numbers that cannot be read may be an invalidation.
+                Value::BulkString(text) => {
+                    TagEnds::decode(&text).unwrap_or(TagEnds { ended: u64::MAX, expired: 0 })
+                }
+                _ => TagEnds::default(),
+            });
+        }
+        Ok(ends)
     }
 
     async fn end_tag(&self, tags: &Name, tag: &str, end: TagEnd) -> Result<u64, BackendError> {
@@ -198,7 +213,8 @@ impl Store for RedisBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        self.run(&self.latch_call(name, id, count).arg(millis(ttl)), replies::flag).await
+        let call = self.latch_call(name, id, count).arg(millis(ttl));
+        self.run(&call, replies::flag).await
     }
 
     async fn count_down(
@@ -214,9 +230,10 @@ impl Store for RedisBackend {
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        // A latch has no queue, and its own key stands in.
+        // A latch has no queue, so its own key takes the places of the keys of a queue.
         let keys = [self.channel(), keys::LATCH, keys::LATCH, keys::LATCH];
-        self.run(&Call::new(&SCRIPTS.clear, name, &keys).arg(0), replies::flag).await
+        let call = Call::new(&SCRIPTS.clear, name, &keys).arg(0);
+        self.run(&call, replies::flag).await
     }
 }
 
@@ -229,12 +246,15 @@ impl RedisBackend {
     async fn read_all(&self, names: &[Name]) -> Result<EntryAnswers, BackendError> {
         let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
         get.arg("MGET");
-        names.iter().for_each(|name| write_key(&mut get, name, &name.entry_suffix()));
+        for name in names {
+            write_key(&mut get, name, &name.entry_suffix());
+        }
         let values = self.values(&get, &names[0], names.len()).await?;
-        Ok(values.into_iter().map(|value| self.entry(value)).collect())
+        let answers = values.into_iter().map(|value| self.entry(value));
+        Ok(answers.collect())
     }
 
-    /// Runs a command whose reply is so many values. The name tells the slot in a cluster.
+    /// Runs a command whose reply is this many values. The name decides the slot in a cluster.
     async fn values(&self, get: &Cmd, at: &Name, count: usize) -> Result<Vec<Value>, BackendError> {
         match self.0.servers.run(get, &at.prefix).await? {
             Value::Array(values) if values.len() == count => Ok(values),
@@ -245,13 +265,14 @@ impl RedisBackend {
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         let mut reads = Pipeline::with_capacity(2);
         reads.cmd("TIME").add_command(get(name));
-        let asked = Instant::now();
+        let sent = Instant::now();
         let replies = self.0.servers.run_all(&reads, &name.prefix).await?;
         let [time, value] = <[Value; 2]>::try_from(replies)
             .map_err(|replies| replies::unreadable(Value::Array(replies)))?;
-        let way = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let now = self.checked(replies::micros(time))?.saturating_add(way);
-        Ok(self.entry(value)?.map(|entry| entry.read_at(now)))
+        let server_time = self.checked(replies::micros(time))?;
+        let now = server_time.saturating_add(micros(sent.elapsed()));
+        let entry = self.entry(value)?;
+        Ok(entry.map(|entry| entry.read_at(now)))
     }
 
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
@@ -262,10 +283,10 @@ impl RedisBackend {
         }
     }
 
-    /// Returns the suffix of the key under which an entry is staged that is too large for a push.
+    /// Returns the suffix of the key at which to stage an entry that is too large for a push.
     fn staged(&self, entry: &Entry, writer: Owner) -> Option<String> {
         let is_large = entry.weight() > self.0.servers.config.push_limit;
-        is_large.then(|| format!("{}{writer}", keys::STAGED))
+        if is_large { Some(format!("{}{writer}", keys::STAGED)) } else { None }
     }
 }
 
@@ -281,11 +302,12 @@ fn get(name: &Name) -> Cmd {
     get
 }
 
-/// Adds an entry to a call with all other arguments: its bytes before `head` and behind its time;
-/// its size; and its life.
+/// Adds an entry to a call that has all other arguments: the bytes before `head`, the bytes behind
+/// the time, the size, and the life of the entry.
 ///
-/// If it has a key to be staged at, a command before the script writes it there, in place of its
-/// bytes. A server copies each argument of a script several times, and a key not at all.
+/// With a key to be `staged` at, a command before the script writes the entry to that key, and the
+/// call carries no bytes. A server copies each argument of a script several times, and never copies
+/// the value of a key.
 fn with_entry<'a>(
     call: Call<'a>,
     name: &Name,
@@ -300,8 +322,8 @@ fn with_entry<'a>(
         .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
         .arg(entry.weight())
         .arg(ttl.map_or(0, millis));
-    // Without a time to live it is not written, and too large to be pushed.
-    let Some(suffix) = staged.filter(|_| ttl.is_some()) else { return call };
+    // Without a time to live, the entry is not written, and it is too large for a push.
+    let (Some(suffix), Some(_)) = (staged, ttl) else { return call };
     let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
     write_key(&mut set, name, suffix);

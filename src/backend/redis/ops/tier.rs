@@ -1,11 +1,12 @@
-//! How a single server tells local tiers of the changes of entries, as
-//! `docs/decisions/local-tier.md` explains. In a cluster, tiers are told nothing.
+//! How a single server notifies local tiers of the changes of entries, as
+//! `docs/decisions/local-tier.md` explains. A cluster notifies no tier.
 //!
-//! While nothing changes, a tier must know that nothing is on its way. So the backend publishes to
-//! itself at intervals, in a script that also writes: a server that refuses writes is not trusted.
+//! While no entry changes, a tier must know that no change is on its way. So the backend publishes
+//! to itself at intervals. The script that publishes also writes, because a server that refuses
+//! writes is not trusted.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -28,14 +29,14 @@ use crate::{
 #[derive(Default)]
 pub(in super::super) struct Heartbeat {
     task: OnDemandTask,
-    /// The shortest interval that a tier asked for.
+    /// The shortest interval that a tier needs.
     every: Mutex<Option<Duration>>,
-    /// Any name of the scope whose channel is in use.
+    /// Some name of the scope whose channel is in use.
     name: OnceLock<Name>,
 }
 
 impl Heartbeat {
-    /// Sets the interval for a new tier, unless it is shorter already.
+    /// Sets the interval for a new tier, unless the interval is shorter already.
     pub(super) fn shorten(&self, every: Duration) {
         let mut shortest = lock(&self.every);
         *shortest = Some(shortest.map_or(every, |shortest| shortest.min(every)));
@@ -43,12 +44,14 @@ impl Heartbeat {
 }
 
 impl RedisBackend {
-    /// Returns whether the changes of a name are heard. Has its channel opened if it is to be.
+    /// Returns whether the local tiers receive the changes of a name. With `begins`, opens the
+    /// channels of these changes.
     pub(super) fn hears_of(&self, name: &Name, begins: bool) -> bool {
         if !self.0.servers.is_single() {
             return true;
         }
-        let (names, channels) = (&self.0.channel_names, &self.0.servers.events.channels);
+        let names = &self.0.channel_names;
+        let channels = &self.0.servers.events.channels;
         let wanted = [names.of_tags(name), names.of_tiers(name)];
         let is_heard = wanted.iter().all(|channel| channels.is_confirmed(channel));
         if !is_heard {
@@ -57,30 +60,38 @@ impl RedisBackend {
             }
             channels.open(&names.registered(name));
             self.0.heartbeat.name.get_or_init(|| name.clone());
-            wanted.into_iter().for_each(|channel| channels.open(&channel.into()));
-        }
-        // Publishes to this backend, unless a task does so already. It ends with the tiers.
-        let inner = Arc::downgrade(&self.0);
-        self.0.heartbeat.task.start(|| async move {
-            let has_tier = |it: &Arc<RedisInner>| it.servers.events.channels.tell_taps(|_| ());
-            while let Some(inner) = inner.upgrade().filter(has_tier)
-                && let Some(name) = inner.heartbeat.name.get()
-            {
-                let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
-                    .arg(&*inner.channel_names.registered(name))
-                    .arg(keys::heartbeat());
-                if let Err(error) = inner.servers.call(&call).await
-                    && error.kind() == BackendErrorKind::Refused
-                    && !inner.publish_refused.swap(true, Ordering::Relaxed)
-                {
-                    let error = Chain(&error);
-                    warn!(%error, "Redis refuses DEL or PUBLISH, so local tiers serve little");
-                }
-                let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
-                drop((call, inner));
-                sleep(every).await;
+            for channel in wanted {
+                channels.open(&channel.into());
             }
-        });
+        }
+        // At most one task publishes to this backend.
+        let inner = Arc::downgrade(&self.0);
+        self.0.heartbeat.task.start(|| publish_to_itself(inner));
         is_heard
+    }
+}
+
+/// Publishes heartbeats at intervals, until the last local tier ends.
+async fn publish_to_itself(backend: Weak<RedisInner>) {
+    while let Some(inner) = backend.upgrade() {
+        let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
+        if !inner.servers.events.channels.has_taps() {
+            return;
+        }
+        let Some(name) = inner.heartbeat.name.get() else { return };
+        let call = Call::new(&SCRIPTS.beat, name, &[keys::UNUSED])
+            .arg(&*inner.channel_names.registered(name))
+            .arg(keys::heartbeat());
+        if let Err(error) = inner.servers.call(&call).await
+            && error.kind() == BackendErrorKind::Refused
+            && !inner.publish_refused.swap(true, Ordering::Relaxed)
+        {
+            let error = Chain(&error);
+            warn!(%error, "Redis refuses DEL or PUBLISH, so local tiers serve little");
+        }
+        drop(call);
+        // The task must not keep the backend alive while it sleeps.
+        drop(inner);
+        sleep(every).await;
     }
 }

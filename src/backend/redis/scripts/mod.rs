@@ -1,7 +1,7 @@
-//! The scripts, and calls of them.
+//! The scripts, and the calls of scripts.
 //!
-//! Each operation is one script. A server learns a script once, and each call names it by its
-//! digest.
+//! Each operation is one script. A server receives the source of a script once, and each call names
+//! the script by its digest.
 
 mod sources;
 
@@ -15,7 +15,7 @@ use crate::{backend::Owner, key::Name};
 pub(super) static SCRIPTS: LazyLock<Scripts<Script>> =
     LazyLock::new(|| Scripts::from_sources(Script::new));
 
-/// The source of a script, and the digest under which a server knows it.
+/// The source of a script, and the digest by which a server finds the script.
 pub(super) struct Script {
     source: &'static str,
     digest: String,
@@ -43,8 +43,8 @@ pub(super) struct Call<'a> {
     script: &'a Script,
     /// The `EVALSHA` command.
     pub(super) by_digest: Cmd,
-    /// Another command, and the script behind it. They are kept together, because a copy of a large
-    /// command costs as much as its transfer.
+    /// Another command, and the script behind it. Both are kept in one pipeline, because a copy of
+    /// a large command costs as much as its transfer.
     pub(super) with_first: Option<Pipeline>,
 }
 
@@ -82,17 +82,16 @@ impl<'a> Call<'a> {
         Self { script, by_digest, with_first: None }
     }
 
-    /// Sets whether the server replies to this caller after it has notified the waiters. All
-    /// arguments must be there.
+    /// Sets whether the server replies to this caller after it has notified the waiters. The call
+    /// must have all its arguments.
     ///
-    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
-    /// first puts this client at the end.
+    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` that
+    /// is sent first puts this client at the end.
     pub(super) fn answered_last(self, answered_last: bool) -> Self {
         if answered_last { self.behind(redis::cmd("PING")) } else { self }
     }
 
-    /// Sets a command that is sent just before the script. All arguments of the script must be
-    /// there.
+    /// Sets a command that is sent just before the script. The call must have all its arguments.
     pub(super) fn behind(self, first: Cmd) -> Self {
         let mut both = Pipeline::with_capacity(2);
         both.add_command(first).add_command(self.by_digest.clone());

@@ -1,23 +1,24 @@
-//! The texts of the scripts. Each is its parts, one behind the other.
+//! The sources of the scripts. Each source is the parts of a script, one behind another.
 //!
-//! A part of `lib/` is one function, or two that belong together, with its constants. A script has
-//! those that it uses, in the order in which they use each other. Its usual case in `usual/` comes
-//! before them: Lua creates a function whenever its line runs, and the usual case returns before.
+//! A part of `lib/` is one function, or two functions that belong together, with constants. A
+//! script has the functions that it uses, in the order in which the functions use each other. The
+//! usual case in `usual/` comes before the functions, because Lua creates a function whenever its
+//! line runs, and the usual case returns before that line.
 
 macro_rules! sources {
     ($($name:ident: $($part:literal)+;)+) => {
-        /// Something of each script.
+        /// A value for each script.
         pub(crate) struct Scripts<T> {
             $(pub(crate) $name: T,)+
         }
 
         impl<T> Scripts<T> {
-            /// Makes it of the texts.
+            /// Makes each value from the source of its script.
             pub(crate) fn from_sources(make: impl Fn(&'static str) -> T) -> Self {
                 Self { $($name: make(concat!($(include_str!(concat!($part, ".lua"))),+)),)+ }
             }
 
-            /// Returns all, each with the name of its script.
+            /// Returns all values, each with the name of its script.
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &T)> {
                 [$((stringify!($name), &self.$name)),+].into_iter()
             }

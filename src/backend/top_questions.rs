@@ -1,4 +1,4 @@
-//! The questions of `bellwether top`, which come on a channel of a namespace, once a second.
+//! The questions of `bellwether top`. They come once a second on a channel of a namespace.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::key::{Family, Name, Namespace};
 
 /// The key whose channels have the questions and the answers.
 const QUESTIONS: &str = "bellwether-top";
-/// A question is fresh for so long. The end of a cache is noticed as late, and a subscription that
-/// was refused is tried again as often.
-const FRESH: Duration = Duration::from_secs(3);
+/// How long a wait for a question lasts at most. After it, the caller notices the end of its cache,
+/// and a subscription that was refused is tried again.
+const LONGEST_WAIT: Duration = Duration::from_secs(3);
 
-/// The questions about one family of a namespace, and a place for the answers.
+/// The questions about one family of a namespace, and the channel for the answers.
 pub(crate) struct Questions {
     backend: Arc<dyn Leases>,
     name: Name,
@@ -33,20 +33,20 @@ impl Questions {
         Some(Self { backend, name, changes })
     }
 
-    /// Waits for a question. Returns `false` if none has come for a while.
+    /// Waits for a question. Returns `false` if no question has come for a while.
     pub(crate) async fn is_asked(&mut self) -> bool {
-        let is_asked = timeout(FRESH, self.changes.next()).await.is_ok();
+        let is_asked = timeout(LONGEST_WAIT, self.changes.next()).await.is_ok();
         if !is_asked
             && !self.changes.subscribe()
             && let Ok(subscribed) = self.backend.changes(&self.name).await
         {
-            // The server is there by now, or allows what it refused.
+            // The server is back, or now permits the subscription that it had refused.
             self.changes = subscribed;
         }
         is_asked
     }
 
-    /// Publishes an answer. Without it, the question comes again.
+    /// Publishes an answer. If the answer is lost, the question comes again.
     pub(crate) async fn answer(&self, answer: &Value) {
         let _ = self.backend.answer(&self.name, &answer.to_string()).await;
     }

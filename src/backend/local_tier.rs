@@ -1,9 +1,9 @@
-//! The messages of a backend for a local tier, which keeps copies of entries in its process.
+//! The notifications of a backend for a local tier, which keeps copies of entries in its process.
 
 use tokio::time::Instant;
 
-/// The number of channels on which a server tells local tiers of changes, for each namespace. Each
-/// name has one of them.
+/// The number of channels on which a server notifies local tiers of changes, for each namespace.
+/// Each name has one channel.
 pub(crate) const STRIPES: usize = 4096;
 
 /// A local tier.
@@ -14,11 +14,11 @@ pub trait Tap: Send + Sync + 'static {
     /// The entry of the name with this prefix was changed under this fence.
     fn changed(&self, prefix: &str, fence: u64);
 
-    /// Changes were missed, or may have been.
+    /// Changes may have been missed.
     fn lost(&self);
 
-    /// All changes were told that the server made before it was asked at this moment.
-    fn complete_until(&self, asked: Instant);
+    /// The tier has received all changes that the server made before this moment.
+    fn complete_until(&self, sent: Instant);
 }
 
 /// Returns the stripe of a name by its prefix, which is the same in all processes and versions: the
@@ -41,7 +41,7 @@ mod tests {
     fn the_stripe_of_a_name_never_changes() {
         assert_eq!(stripe_of("bellwether:c:{stock:42}:"), 1974);
         let stripes: HashSet<_> =
-            (0..4096).map(|it| stripe_of(&format!("n:c:{{{it}}}:"))).collect();
+            (0..4096).map(|number| stripe_of(&format!("n:c:{{{number}}}:"))).collect();
         // As many as a random choice reaches: a part of 1 - 1/e.
         assert!((2450..2750).contains(&stripes.len()), "{}", stripes.len());
     }

@@ -1,4 +1,4 @@
-//! The state of a name in a backend, for a user who looks for the cause of an incident.
+//! The state of a name in a backend, for an operator.
 
 use std::{fmt, time::Duration};
 
@@ -7,42 +7,43 @@ use tokio::time::Instant;
 use super::{BackOff, Failure, Mode, Occupied, Owner, SemaphoreKind};
 use crate::{escape::Escaped, key::Name};
 
-/// The holder of a lock or of a load, and how many wait.
+/// The holder of a lock or of a load, and the number of waiters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holding {
     /// The number of holders: readers, or permits that are out. Zero if nothing is held.
     pub holders: u32,
-    /// The one holder. `None` for readers and permits.
+    /// The sole holder. `None` for readers and permits.
     pub(crate) holder: Option<Owner>,
-    /// The id of its process.
+    /// The id of the sole holder's process.
     pub process: Option<String>,
-    /// The label of that process, if the lock was acquired with [one](crate::Locks::owner). A load
-    /// has none.
+    /// The label of that process, if the lock was acquired with a [label](crate::Locks::owner). A
+    /// load has no label.
     pub owner: Option<String>,
-    /// The fencing token of the one holder, or zero.
+    /// The fencing token of the sole holder, or zero.
     pub fence: u64,
-    /// How long the one holder has held it. It is read from the fence, which begins as the time of
-    /// the grant.
+    /// How long the sole holder has had the lock. The fence shows this, because it begins as the
+    /// time of the grant.
     pub held_for: Option<Duration>,
-    /// How long it is held unless a lease is renewed: by the last holder, if there are several.
+    /// How long the lock is held unless a lease is renewed. Of several holders, the last one
+    /// counts.
     pub expires_in: Duration,
-    /// How many wait at the server. Those that died in the last seconds count.
+    /// How many claims wait at the server. A waiter that died in the last seconds counts.
     ///
     /// Of a mutex that is not fair, and of a load, each process counts once, however many of its
-    /// callers wait. The callers in the process of the holder wait there: the server does not know
-    /// them. Each other waiter counts.
+    /// callers wait. The server does not know the callers that wait in the process of the holder.
+    /// Each other waiter counts.
     pub waiting: u32,
-    /// The failed loads of an entry in a row, and the last of them. The wait is zero when it has
+    /// The failed loads of an entry in a row, and the last failure. The wait is zero if it has
     /// ended and the failures are still [remembered](BackOff::remembered).
     pub failed: Option<(BackOff, Failure)>,
-    /// The name holds data that this crate did not write, so nothing else is known. Only lists have
-    /// it: a question about one name is an error.
+    /// The name holds data that this crate did not write, so nothing else is known. Only lists set
+    /// this: a question about a single name returns an error.
     pub is_foreign: bool,
 }
 
 impl Holding {
-    /// Returns the same with the one holder, whose fence tells how long it has held.
+    /// Returns the same with a sole holder, whose fence shows how long it has had the lock.
     pub(crate) fn by(self, holder: Owner, fence: u64, now: u64, label: Option<&str>) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
         let process = Some(holder.process().to_string());
@@ -50,11 +51,14 @@ impl Holding {
         Self { holder: Some(holder), process, owner, fence, held_for, ..self }
     }
 
-    /// Returns the holder in a mode, or all that share it. Only the one holder has a fence.
+    /// Returns what a claim of this mode would find in its way, if the holders have that mode. Only
+    /// a sole holder has a fence.
     pub(crate) fn in_mode(&self, mode: Mode) -> Option<Occupied> {
-        let is_held = self.holders > 0 && mode.is_fenced() == (self.fence > 0);
-        let Self { fence, expires_in: remaining, holders, .. } = *self;
-        is_held.then_some(Occupied { fence, remaining, holders })
+        let is_sole = self.fence > 0;
+        if self.holders == 0 || mode.is_fenced() != is_sole {
+            return None;
+        }
+        Some(Occupied { fence: self.fence, remaining: self.expires_in, holders: self.holders })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -62,18 +66,18 @@ impl Holding {
     }
 }
 
-/// What is known of the connections to the servers of a backend.
+/// The round trip and the age of the connections to the servers of a backend.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
     /// The time of the last ping, while there is a connection.
     pub round_trip: Option<Duration>,
-    /// How long all of them have stood: zero if one is broken. `None` before the first one.
+    /// How long all connections have stood. Zero if a connection is broken. `None` before the first
+    /// connection.
     pub stood_for: Option<Duration>,
 }
 
-/// Where a search for locks goes on: at each server, behind what it has looked at. The default is
-/// its begin.
+/// Where a search for locks goes on, at each server. The default is the begin of the search.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SearchFrom {
@@ -83,14 +87,14 @@ pub struct SearchFrom {
     pub(crate) at: Option<Instant>,
 }
 
-/// What one step of a search for locks has found.
+/// The locks that one step of a search has found.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default)]
 pub struct FoundLocks {
     /// The locks that are held or waited for, in any order. A lock may come twice, or be free by
     /// then.
     pub locks: Vec<(Name, SemaphoreKind)>,
-    /// Where the next step begins. `None` if this was the last one.
+    /// Where the next step begins. `None` if this was the last step.
     pub next: Option<SearchFrom>,
 }
 
