@@ -14,6 +14,7 @@ mod listing;
 mod mark;
 mod screen;
 mod show;
+mod signals;
 mod top;
 
 use std::{

@@ -16,6 +16,7 @@ impl Size {
     pub(crate) const NO_LIMIT: Self = Self { columns: usize::MAX, rows: usize::MAX };
 
     /// Returns the size of the terminal that is the output now, if it is one.
+    #[cfg(unix)]
     pub(crate) fn of_output() -> Option<Self> {
         let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
         let size = Self { columns: size.ws_col.into(), rows: size.ws_row.into() };
@@ -24,6 +25,12 @@ impl Size {
             return None;
         }
         Some(size)
+    }
+
+    /// Returns `None`: only Unix has the call that this program uses.
+    #[cfg(not(unix))]
+    pub(crate) fn of_output() -> Option<Self> {
+        None
     }
 }
 

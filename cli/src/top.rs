@@ -8,7 +8,6 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     pin::pin,
     sync::{
         Arc,
@@ -27,7 +26,6 @@ use futures_util::StreamExt;
 use redis::{Client, aio::PubSub};
 use serde_json::{Value, json};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
@@ -39,6 +37,7 @@ use crate::{
     in_full,
     screen::{Screen, Size},
     show,
+    signals::{Ends, Resizes},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -78,28 +77,6 @@ struct View<'a> {
     listing: Listing,
 }
 
-/// The signals that end the screen. Each of them would leave the terminal as it is.
-struct Ends {
-    signals: [Signal; 4],
-}
-
-impl Ends {
-    fn new() -> io::Result<Self> {
-        let signals = [
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-            signal(SignalKind::quit())?,
-        ];
-        Ok(Self { signals })
-    }
-
-    async fn next(&mut self) {
-        let signals = self.signals.iter_mut().map(|signal| Box::pin(signal.recv()));
-        futures_util::future::select_all(signals).await;
-    }
-}
-
 /// Shows the screen until a signal ends it, or for some seconds. It ends as well when nobody reads
 /// it any more, because the fleet counts its keys meanwhile.
 pub(crate) async fn watch(
@@ -116,7 +93,7 @@ pub(crate) async fn watch(
     let mut answers = Answers::hear(server.clone(), channels).await?;
     let mut listed = keep_listing(Locks::new(backend.clone(), &server.namespace));
     let mut ends = Ends::new()?;
-    let mut resized = signal(SignalKind::window_change())?;
+    let mut resizes = Resizes::new()?;
     let screen = if json { None } else { Screen::open()? };
     let mut fleet = Fleet::default();
     let mut shown = 0;
@@ -127,7 +104,7 @@ pub(crate) async fn watch(
     loop {
         tokio::select! {
             () = ends.next() => return Ok(Exit::Well),
-            _ = resized.recv() => view.show(screen.as_ref(), json)?,
+            () = resizes.next() => view.show(screen.as_ref(), json)?,
             Some(answer) = answers.queue.recv() => fleet.hear(&answer),
             _ = ticks.tick() => {
                 view.second = fleet.second();
