@@ -20,6 +20,14 @@ bench *arguments:
 report *arguments:
     scripts/report {{ arguments }}
 
+# Take the figures of the demo anew: its run, its chart, its picture and the tables of the guide.
+demo *arguments:
+    scripts/demo-figures {{ arguments }}
+
+# Check what a release needs beyond `just ci`.
+release *arguments:
+    scripts/release {{ arguments }}
+
 # Build the documentation and open it.
 docs:
     cargo doc --all-features --no-deps --open
