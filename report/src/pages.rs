@@ -61,7 +61,7 @@ pub(crate) fn comparison(rows: &[Row], setting: &str) -> String {
 
 fn about(setting: &str) -> String {
     format!(
-        "One run of `scripts/report`: {setting}.\nA ratio below 1 means that this crate takes \
+        "One run of `scripts/report`:\n{setting}.\nA ratio below 1 means that this crate takes \
          less. Its spread is the least and the greatest\nof ten parts of the run.",
     )
 }

@@ -40,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Tally {
     /// The times of the answers in microseconds. A request that fails has no answer.
     pub(crate) latency: Histogram<u64>,
+    /// How late the requests were sent, in microseconds. A quiet machine sends them in time.
+    pub(crate) lateness: Histogram<u64>,
     pub(crate) requests: u64,
     /// Requests that ended without an answer, or with another status than 200.
     pub(crate) failed: u64,
@@ -67,6 +69,7 @@ impl Tally {
     fn new(options: &Options, way: Way) -> Result<Self, Failure> {
         Ok(Self {
             latency: Histogram::new_with_bounds(1, 60_000_000, 2)?,
+            lateness: Histogram::new_with_bounds(1, 60_000_000, 2)?,
             requests: 0,
             failed: 0,
             waited: 0,
@@ -91,7 +94,7 @@ impl Tally {
             }
             return;
         };
-        self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        self.latency.saturating_record(micros(took));
         self.oldest = self.oldest.max(age);
         if took >= options.load_time / 2 {
             self.waited += 1;
@@ -100,6 +103,10 @@ impl Tally {
             }
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Asks each replica for each key once, so that a way begins with values in its caches. It takes no
@@ -142,6 +149,7 @@ pub(crate) async fn send_all(
     for number in 0..count as u32 {
         let due = Duration::from_secs_f64(f64::from(number) / f64::from(options.rate));
         sleep_until((begun + due).into()).await;
+        tally.lateness.saturating_record(micros(begun.elapsed().saturating_sub(due)));
         let Some(address) = doors.any() else {
             return Err("no replica is left".into());
         };

@@ -48,6 +48,9 @@ pub(crate) struct Figures {
     pub(crate) local: u64,
     /// The greatest age of a value that a client got, since the database read it.
     pub(crate) oldest_ms: f64,
+    /// One request in a hundred was sent at least so late. On a quiet machine it is a few
+    /// milliseconds.
+    pub(crate) late_ms: f64,
     /// Queries in each tenth of a second.
     pub(crate) queries_per_100ms: Vec<u32>,
     /// Requests that waited for a load in some part of each tenth of a second.
@@ -137,6 +140,7 @@ impl Figures {
             slowest_ms: milliseconds(tally.latency.max()),
             local: 0,
             oldest_ms: tally.oldest.as_secs_f64() * 1e3,
+            late_ms: milliseconds(tally.lateness.value_at_quantile(0.99)),
             queries_per_100ms: bars(&loads, begun, options, way),
             waiting_per_100ms: tally.waiting,
             failing_per_100ms: tally.failing,

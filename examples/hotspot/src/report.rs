@@ -15,6 +15,9 @@ use crate::{
 const HEADINGS: [&str; 9] =
     ["", "queries", "expiries", "per expiry", "worst", "wait", "fail", "p99", "slowest"];
 
+/// From this lateness on, the machine was too busy for its figures.
+const LATE_MS: f64 = 20.0;
+
 /// The space between two columns.
 const GAP: &str = "  ";
 
@@ -188,6 +191,15 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
         share(local.local, local.requests),
         milliseconds(local.oldest_ms),
     );
+    let late = ways.iter().map(|figures| figures.late_ms).fold(0.0, f64::max);
+    if late > LATE_MS {
+        let _ = write!(
+            text,
+            "\nThis machine was busy: one request in a hundred was sent {} late or later. Its \
+             figures\nsay little about times and waits.",
+            milliseconds(late),
+        );
+    }
     if let Some(away) = of(Way::StoreAway).and_then(|figures| figures.away.as_ref()) {
         let _ = write!(text, "\n{}", outage(options, away));
     }
