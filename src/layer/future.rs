@@ -11,7 +11,7 @@ use pin_project::pin_project;
 /// The response future of a [`Bellwether`](super::Bellwether).
 ///
 /// `P` is the future of a request that passes to the inner service: [`ValuesPass`] or `HttpPass`.
-/// It is polled in place. The future of a request that takes part is in a box.
+/// That future is polled in place. The future of a request that takes part is in a box.
 ///
 /// [`ValuesPass`]: super::ValuesPass
 #[must_use = "futures do nothing unless you `.await` or poll them"]

@@ -3,8 +3,8 @@
 //!
 //! [`BellwetherLayer::new`] is for any tower service whose responses can be cloned and stored as
 //! they are. A function derives the key of each request. With the feature `http`,
-//! `BellwetherLayer::http` is for HTTP services, such as axum's routers. It derives the key itself,
-//! and shares only responses that may be shared.
+//! `BellwetherLayer::http` is for HTTP services, such as axum's routers. The HTTP layer derives the
+//! key itself, and shares only responses that may be shared.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -29,22 +29,24 @@
 //! # Readiness
 //!
 //! A service of this layer is always ready. Each request that reaches the inner service goes to a
-//! fresh clone of it, and that clone is made ready first. So a stored response never waits for the
-//! inner service. And a caller that waits for another caller's response holds no readiness: a
-//! `ConcurrencyLimit` of one below cannot deadlock.
+//! fresh clone of the service, and the layer makes that clone ready first. So a stored response
+//! never waits for the inner service. And a caller that waits for another caller's response holds
+//! no readiness: a `ConcurrencyLimit` of one below cannot deadlock.
 //!
 //! The price: layers *outside* of this one no longer see that the inner service is busy. An outer
 //! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests wait for the inner
 //! service inside their futures.
 //!
 //! The cap on [loads](crate::cache::Builder::max_loads) of the cache takes over this job. In
-//! [`Values`], loads beyond it queue. In `Http` they pass through, or are refused at once. To bound
-//! those that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
+//! [`Values`], loads beyond the cap queue. In `Http` such loads pass through, or are refused at
+//! once. To bound the loads that pass through, put a `ConcurrencyLimit` or a `LoadShed` *inside* of
+//! this layer.
 //!
 //! # What a pass costs
 //!
 //! A request that [passes](ResponseFuture) to the inner service is polled in place, and the
-//! response keeps its body. Neither is put into a box. Only a response that may be shared is.
+//! response keeps its body. Neither the future nor the body is put into a box. Only a response that
+//! may be shared is.
 //!
 //! # What clones share
 //!
@@ -53,7 +55,8 @@
 //! different keys for different responses.
 //!
 //! A request that leads runs in a task of its own, in the tracing span of its caller. The
-//! cancellation of this caller does not reach it, and neither do the caller's task-local values.
+//! cancellation of this caller does not reach the task, and neither do the caller's task-local
+//! values.
 
 mod future;
 #[cfg(feature = "http")]
@@ -86,12 +89,13 @@ pub struct BellwetherLayer<M> {
     mode: M,
 }
 
-/// Shares the responses of an inner service. A [`BellwetherLayer`] makes it.
+/// Shares the responses of an inner service. A [`BellwetherLayer`] makes such a service.
 ///
-/// It is always [ready](self#readiness). Each clone has its own clone of `S`.
+/// The service is always [ready](self#readiness). Each clone has its own clone of `S`.
 #[derive(Clone, Debug)]
 pub struct Bellwether<S, M> {
-    /// Never called itself, only cloned. So this service holds no readiness of the inner service.
+    /// This clone is never called, only cloned. So this service holds no readiness of the inner
+    /// service.
     inner: S,
     mode: M,
 }

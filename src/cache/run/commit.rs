@@ -26,7 +26,7 @@ pub(super) struct CommittedLoad<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Load<V> {
-    /// Commits a value that was loaded. Returns it for its callers.
+    /// Commits a value that was loaded. Returns the value for the callers of the load.
     pub(super) async fn commit_value(self, made: MadeValue<V>) -> CommittedLoad<V> {
         let ended = Instant::now();
         let MadeValue { value, entry, ttl } = made;
@@ -78,7 +78,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         }
     }
 
-    /// Notes an entry that was stored, and keeps a copy of it in place of the last one.
+    /// Notes an entry that was stored, and keeps a copy of the entry in place of the last copy.
     fn note_stored(&self, mark: Option<Fill>, entry: Entry, value: &V) {
         let AskedKey { core, key, options, .. } = &self.asked;
         if !options.sharing.is_uncounted {
@@ -97,8 +97,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         copies.note(mark, key, copied, value, false, &options.rules);
     }
 
-    /// Notes a commit that was refused. Returns the value of the newer entry that it has found, if
-    /// that may be served.
+    /// Notes a commit that was refused. Returns the value of the newer entry that the commit has
+    /// found, if that value may be served.
     async fn refused(&self, answer: Committed) -> Option<Loaded<V>> {
         let AskedKey { core, key, name, options, .. } = &self.asked;
         debug!("commit refused: the lease was lost, or the key invalidated or replaced");

@@ -54,7 +54,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     }
 
     /// Returns how the key backs off after one more failure, if it does. An outage may have hidden
-    /// the failures of this process from the others.
+    /// the failures of this process from the other processes.
     pub(super) fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
         let known = &self.core.loads.failures;
         let failures = failed.max(known.failed_here(&self.key)).saturating_add(1);
@@ -89,8 +89,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         error.with_retry_after(wait)
     }
 
-    /// Lets this process serve the entry with this fence in place of a load for a time, without
-    /// asking for it.
+    /// Lets this process serve the entry with this fence in place of a load for a time, without a
+    /// question to the backend.
     pub(super) fn leave_alone(&self, fence: u64, wait: Duration) {
         for what in [EntryNote::BacksOff, EntryNote::Refreshed] {
             self.core.loads.refreshes.note(what, &self.key, fence, wait);

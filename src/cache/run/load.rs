@@ -14,12 +14,12 @@ use crate::{
     lease::LeaseGuard,
 };
 
-/// A load under its lease, which [`Request::begin`] returns. Its caller makes the value, and
-/// [commits](Self::commit) it. Dropped, it releases the lease in a task, and the next process
-/// loads.
+/// A load under its lease, which [`Request::begin`] returns. The caller makes the value, and
+/// [commits](Self::commit) the value. A load that is dropped releases the lease in a task, and the
+/// next process loads.
 ///
 /// Its [`Lead`] has the fence, and sets how the value is kept. It is [lost](Lead::lost) at the
-/// [load limit](crate::cache::Builder::load_limit). Until it ends it holds one of the
+/// [load limit](crate::cache::Builder::load_limit). Until the load ends, it holds one of the
 /// [permits](crate::cache::Builder::max_loads).
 ///
 /// ```
@@ -62,7 +62,7 @@ pub struct Load<V> {
     pub(super) guard: LeaseGuard,
     /// The epoch in which the lease was granted.
     pub(super) granted: Epoch,
-    /// The number of its flight, or its own.
+    /// The number of the flight, or of the load if there is no flight.
     number: u64,
     pub(super) grant: Grant,
     pub(super) begun: LoadBegun,
@@ -80,8 +80,8 @@ pub enum Begun<V> {
     /// and this process [remembered](crate::cache::Builder::outage_memory) the value.
     Ready(Loaded<V>),
     /// The value is stale, or it is time to refresh it
-    /// [early](crate::cache::Builder::early_refresh). With a load if this process is the one that
-    /// refreshes.
+    /// [early](crate::cache::Builder::early_refresh). With a load if this process refreshes the
+    /// value.
     Stale(Loaded<V>, Option<Load<V>>),
     /// There is no value that may be served, and this process loads it.
     Load(Load<V>),
@@ -135,9 +135,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         }
     }
 
-    /// Renews the lease now, and so asks whether it is still held. Each act that changes the value
-    /// ends the lease. So a caller that asked before this call may be given what the load has made
-    /// so far.
+    /// Renews the lease now, and so asks whether the load still holds the lease. Each act that
+    /// changes the value ends the lease. So a caller that asked before this call may be given what
+    /// the load has made so far.
     ///
     /// # Errors
     ///
@@ -164,9 +164,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
 
     /// Stores the value, ends the lease, and pushes the value to the processes that wait. Returns
     /// what a caller of [`get_or_load`](crate::Cache::get_or_load) would get: if a newer value was
-    /// stored meanwhile, that one.
+    /// stored meanwhile, that value.
     ///
-    /// A value that is not stored is returned as well. Then it has [no time to
+    /// A value that is not stored is returned as well. Such a value has [no time to
     /// live](Loaded::expires_in).
     ///
     /// # Cancel safety
@@ -186,7 +186,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lease is released, and the others may not be told.
+    /// If the future is dropped, the lease is released, and the processes that wait may not be
+    /// notified.
     pub async fn fail(self, error: impl Into<BoxError>) -> Error {
         let core = self.asked.core.clone();
         core.counters.failures.add();

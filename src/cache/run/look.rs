@@ -1,5 +1,5 @@
-//! The look of a leader into the backend, and its claim: it acquires the lease, or waits for what
-//! its holder makes.
+//! The look of a leader into the backend, and the claim of the leader: the claim acquires the
+//! lease, or waits for what the holder of the lease makes.
 
 use std::{
     convert::Infallible,
@@ -61,9 +61,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Waits for a turn to ask the shard. A run without a flight asks without a turn, because its
-    /// caller may stop polling, and would block the queue for all. Every run does so while the
-    /// breaker is open, because a turn would be kept for a whole time-out.
+    /// Waits for a turn to ask the shard. A run without a flight asks without a turn, because the
+    /// caller may stop polling, and a turn of that caller would block the queue for all. Every run
+    /// does so while the breaker is open, because a turn would be kept for a whole time-out.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         if self.leader.is_alone() {
             return None;
@@ -196,8 +196,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    /// Asks once. Returns for how long another holder is in the way, unless it can ask again at
-    /// once.
+    /// Asks once. Returns for how long another holder is in the way, unless the leader can ask
+    /// again at once.
     async fn ask(
         &mut self,
         is_last: bool,
@@ -260,7 +260,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
     }
 
-    /// Looks once more, where this process may not load: another one may have loaded meanwhile.
+    /// Looks once more, where this process may not load: another process may have loaded meanwhile.
     async fn look_instead(&mut self, end: FlightEnd<V>) -> Step<V> {
         // A refresh does not want an old value.
         if self.run.wants_new() {
@@ -320,8 +320,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             Change::Failed(failure) if failure.fence() >= self.met => {
                 Break(Step::Land(FlightEnd::failed(core.loads.failures.of_another(failure))))
             }
-            // The load that was in the way made nothing for others. Their patience is bounded. A
-            // flight that waits once claims again, and waits no more.
+            // The load that was in the way made nothing for other callers. Their patience is
+            // bounded. A flight that waits once claims again, and waits no more.
             Change::Wake if self.run.fails_alone() && !self.waits_once() => {
                 Break(Step::Land(FlightEnd::alone(Alone::Reserved)))
             }
@@ -334,7 +334,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     }
 
     /// Fetches an entry that is too large to be pushed, when it is this process's turn, within half
-    /// of the time `left`. If it is gone or of no use, the process claims the lease.
+    /// of the time `left`. If the entry is gone or of no use, the process claims the lease.
     async fn fetch(&mut self, announced: &Announcement, left: Duration) -> ClaimFlow<V, ()> {
         let run = self.run;
         let AskedKey { core, name, shard, .. } = &run.asked;
@@ -364,7 +364,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
         }
         let mut answer = Ok(Some(entry));
         core.judge(key, &mut answer).await;
-        // A push may be of an entry that is not stored, so it is not remembered.
+        // A push may be of an entry that is not stored, so the entry is not remembered.
         core.local.drop_copy(key);
         let decision = core.decide(name, &options.rules, &mut answer);
         match self.run.decided(decision, self.epoch, self.held) {
@@ -412,14 +412,14 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     }
 }
 
-/// How long a process leaves a refresh to another one whose refresh may fail alone.
+/// How long a process leaves a refresh to another process whose refresh may fail alone.
 const MEANWHILE: Duration = Duration::from_millis(100);
 
 /// The turns that processes choose from if the backend does not know their number.
 const TURNS: u32 = 64;
 
-/// Returns how long a process waits for its turn to fetch an entry: a random one of as many as
-/// there are processes. A turn takes 4 ms for 1 MiB. In more turns, fetches would outlast their
+/// Returns how long a process waits for its turn to fetch an entry: a random turn of as many turns
+/// as there are processes. A turn takes 4 ms for 1 MiB. In more turns, fetches would outlast their
 /// time-outs.
 fn turn_to_fetch(announced: &Announcement) -> Duration {
     let turns = if announced.crowd == 0 { TURNS } else { announced.crowd };

@@ -84,8 +84,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         if lead.keeping().do_not_store {
             return;
         }
-        // The value replaces the stored one, and its load began after its callers were told of
-        // their fence.
+        // The value replaces the stored one, and the load began after its callers knew their fence.
         let replaced = lead.0.previous.as_ref().map_or(0, |previous| previous.fence);
         let entry = entry.with_fence(replaced.max(self.options.rules.least_fence));
         self.core.remember(&self.key, &self.shard, outage, mark, entry, value);

@@ -2,7 +2,8 @@
 //!
 //! - `look` reads the entry, and claims the lease unless the entry is good enough.
 //! - `produce` runs the loader, under the lease or without one, and `made` is what it has made.
-//! - `load` is a load under its lease. `commit` ends it with a value, `failure` with an error.
+//! - `load` is a load under its lease. `commit` ends the load with a value, `failure` with an
+//!   error.
 //!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
@@ -59,7 +60,7 @@ pub(super) struct Run<V> {
     asked: AskedKey<V>,
     leader: Leader<Outcome<V>>,
     start: RunStart,
-    /// The span of the caller, which may not be the one to poll the run.
+    /// The span of the caller. Another task may poll the run.
     caller: Span,
 }
 
@@ -73,7 +74,7 @@ pub(super) enum RunStart {
     Supersede(u64),
     /// With an entry to refresh. The run does not wait for another process that has the lease.
     Behind,
-    /// With the load, without a lease. Nothing is stored, and a shutdown does not end it.
+    /// With the load, without a lease. Nothing is stored, and a shutdown does not end the run.
     Unleased,
 }
 
@@ -91,9 +92,10 @@ pub(super) struct FlightEnd<V> {
 pub(super) enum ForLate {
     /// They get the answer of a second look.
     Look,
-    /// The same. If it finds an old value, that is served: they have waited for the failed load.
+    /// The same. If the look finds an old value, that is served: these callers have waited for the
+    /// failed load.
     Fallback,
-    /// The value, though it may be older than an act that they know of: the backend cannot be
+    /// They get the value, though an act that they know of may be newer: the backend cannot be
     /// asked.
     Degraded,
 }
@@ -255,7 +257,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 // In boxes of their own, so that the future of a hit stays small.
                 step => {
                     let traced = self.traced(Box::pin(self.beyond(step, looked.held, work)));
-                    // In the span of the caller, too, because its own may be disabled.
+                    // In the span of the caller, too, because the span of the load may be disabled.
                     Box::pin(traced.instrument(self.caller.clone())).await
                 }
             }
@@ -286,7 +288,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Runs the steps that follow the look.
     async fn beyond(&self, mut step: Step<V>, mut held: Held<V>, work: Work<V>) -> FlightEnd<V> {
         // In boxes, which do not stay during the load, or are not needed by a process that waits
-        // for another one.
+        // for another process.
         if let Step::Claim { seen } = step {
             step = Box::pin(self.claim(seen, &mut held)).await;
         }
@@ -318,8 +320,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         fallback
     }
 
-    /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
-    /// holds, and undoes what it may hold.
+    /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what the run
+    /// holds, and undoes what the run may hold.
     async fn unless_cancelled(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
         let is_leased = !matches!(self.start, RunStart::Unleased);
         let error = tokio::select! {
@@ -441,8 +443,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Looks for the callers that joined too late for the outcome, and lands for them. Without an
-    /// answer, they get the value that was loaded, or join anew: the key may have a new flight.
+    /// Looks for the callers that joined too late for the outcome, and lands for these callers.
+    /// Without an answer, these callers get the value that was loaded, or join anew: the key may
+    /// have a new flight.
     async fn land_late(&self, late: ForLate) {
         let outcome = match late {
             ForLate::Degraded => self.led().map(degraded),
@@ -487,7 +490,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Waits for a permit to load in this process, or returns how the run ends without one. A load
-    /// that a loader waits for needs none, or loads could wait for each other.
+    /// that a loader waits for needs no permit, or loads could wait for each other.
     async fn permit(&self) -> Result<Option<Permit>, FlightEnd<V>> {
         let AskedKey { core, options, .. } = &self.asked;
         let sharing = &options.sharing;
@@ -533,7 +536,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
-    /// Returns the value that this process remembers in an outage, also one that is kept for
+    /// Returns the value that this process remembers in an outage, also a value that is kept for
     /// failures only.
     fn remembered(&self, rules: &Rules) -> Option<Loaded<V>> {
         let outage = self.shard.breaker.outage()?;
@@ -542,7 +545,7 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         Some(Loaded { source: Source::Degraded, ..old })
     }
 
-    /// Asks the backend for the entry, unless it has not answered lately.
+    /// Asks the backend for the entry, unless the backend has not answered lately.
     async fn stored(&self, rules: &Rules) -> Decision<V> {
         let core = &self.core;
         let breaker = &self.shard.breaker;
@@ -570,8 +573,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
     /// Returns the limit of a second try, if the first one had no answer: perhaps only the answer
     /// was lost. The backend recognises the repetition.
     ///
-    /// The limit includes what the first try left of its own, because a connection that breaks ends
-    /// it early.
+    /// The limit includes what the first try left of its limit, because a connection that breaks
+    /// ends a try early.
     fn second_try<T>(&self, first: Instant, answer: &Result<T, BackendError>) -> Option<Duration> {
         let Err(error) = answer else { return None };
         if error.kind() != BackendErrorKind::Unknown || self.shard.breaker.is_open() {

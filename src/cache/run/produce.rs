@@ -1,5 +1,5 @@
-//! The load of a leader: it runs the loader, under the lease or without one, and serves the head of
-//! the value meanwhile.
+//! The load of a leader: the leader runs the loader, with or without a lease, and serves the head
+//! of the value meanwhile.
 
 use std::{
     convert::Infallible,
@@ -74,7 +74,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let produced = self.produce(work, begun, &lead, None, Epoch::END).await;
         match produced {
             Ok(Produced { shared: Ok(MadeValue { value, entry, .. }) }) => {
-                // A load for its caller alone is of no use to others.
+                // A load for its caller alone is of no use to other callers.
                 let outage = begun.outage.filter(|_| !self.leader.is_alone());
                 self.asked.remember(&value, entry, begun, &lead, outage);
                 FlightEnd::for_all(Ok(FlightResult::Loaded(Loaded::degraded(value))))
@@ -149,7 +149,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Lands the head when it is announced, and admits the callers that join later.
+    /// Lands the head when the loader announces it, and admits the callers that join later.
     ///
     /// A late joiner may know of a change since the load began. Each act that changes the value
     /// ends the lease, so a lease that is held says that there was none.

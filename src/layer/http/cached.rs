@@ -22,9 +22,9 @@ use crate::{
 pub struct CachedResponse {
     pub(super) head: Arc<ResponseHead>,
     pub(super) body: Bytes,
-    /// The age of the response when it was complete, in seconds.
+    /// The age of the response when the response was complete, in seconds.
     pub(super) age: u64,
-    /// For how long it had not been fresh any more when it was complete, in milliseconds.
+    /// For how long the response had not been fresh any more when it was complete, in milliseconds.
     pub(super) late: u32,
 }
 

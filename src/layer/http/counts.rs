@@ -1,6 +1,8 @@
-//! The counters of a layer. Each request counts in one of nine results, when its head is answered:
-//! one of the seven [sources](Source) of a shared response, `failed`, or `passed`. A request whose
-//! caller leaves before that counts in none, and nor does a `PURGE` that the layer answers.
+//! The counters of a layer. Each request counts in one of nine results: one of the seven
+//! [sources](Source) of a shared response, `failed`, or `passed`. A request that passes counts when
+//! the layer sends it. Any other request counts when its caller gets the head of the answer, and
+//! does not count if the caller leaves before that. A `PURGE` that the layer answers counts
+//! nowhere.
 //!
 //! The cache itself counts loads, and no callers.
 
@@ -45,7 +47,7 @@ impl Http {
         }
     }
 
-    /// Counts a request that passed, and that the inner service answered with a `5xx` or an error.
+    /// Counts a request that passed, and to which the inner service returned a `5xx` or an error.
     pub(super) fn count_failed_pass(&self) {
         self.0.cache.counters().passed_failed.add();
     }

@@ -44,7 +44,8 @@ pub(super) fn vary(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     Some(names)
 }
 
-/// Parses the header names in all lines of a field. Returns `None` if one is not a header name.
+/// Parses the header names in all lines of a field. Returns `None` if a text between commas is no
+/// header name.
 pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<HeaderName>> {
     let mut names = Vec::new();
     for line in headers.get_all(field) {
@@ -60,8 +61,8 @@ pub(super) fn listed(headers: &HeaderMap, field: &HeaderName) -> Option<Vec<Head
 
 /// Returns whether `Connection` names no field that a response may depend on, nor an upgrade.
 ///
-/// A service that is a proxy removes the fields that it names (RFC 9110, section 7.6.1). Its origin
-/// then sees another request than the one whose key the response would have.
+/// A service that is a proxy removes the fields that `Connection` names (RFC 9110, section 7.6.1).
+/// The origin then sees another request than the request whose key the response would have.
 pub(super) fn names_no_field(headers: &HeaderMap) -> bool {
     let Some(names) = listed(headers, &CONNECTION) else { return false };
     names.iter().all(|name| *name == TE || matches!(name.as_str(), "close" | "keep-alive"))
@@ -104,7 +105,7 @@ pub(super) struct Directives {
     pub(super) must_understand: bool,
     pub(super) must_revalidate: bool,
     pub(super) proxy_revalidate: bool,
-    /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
+    /// Seconds. An invalid number is zero: the response is stale (section 4.2.1).
     pub(super) max_age: Option<u64>,
     /// Seconds, as `max_age`.
     pub(super) s_maxage: Option<u64>,
@@ -112,7 +113,7 @@ pub(super) struct Directives {
     pub(super) stale_while_revalidate: Option<u64>,
     /// Seconds (RFC 5861).
     pub(super) stale_if_error: Option<u64>,
-    /// A part could not be parsed, or contradicts another one.
+    /// A part could not be parsed, or contradicts another part.
     pub(super) malformed: bool,
     /// A part is no directive, or has text behind its value: the part may mean anything.
     pub(super) is_garbled: bool,
@@ -144,8 +145,8 @@ impl Directives {
         Some(directives)
     }
 
-    /// Parses `CDN-Cache-Control` (RFC 9213). Returns `None` if it is not a dictionary. A value of
-    /// another type than the directive has is invalid.
+    /// Parses `CDN-Cache-Control` (RFC 9213). Returns `None` if the field is no dictionary. A value
+    /// of another type than the directive has is invalid.
     fn of_dictionary(headers: &HeaderMap) -> Option<Self> {
         let mut lines = Vec::new();
         for line in headers.get_all(CDN_CACHE_CONTROL) {
@@ -173,11 +174,11 @@ impl Directives {
 
     /// Parses the lines of a field as one list.
     ///
-    /// Text that should not be there counts as a directive, too: it may be one that restricts,
-    /// behind a wrong separator.
+    /// Text that should not be there counts as a directive, too: the text may be a directive that
+    /// restricts, behind a wrong separator.
     ///
-    /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
-    /// anything.
+    /// Returns `None` if a line is not text, or if a quoted string does not end: such a string may
+    /// hide anything.
     pub(super) fn parse(headers: &HeaderMap, field: &HeaderName) -> Option<Self> {
         let is_surrogate = *field == SURROGATE_CONTROL;
         let mut directives = Self { is_surrogate, ..Self::default() };
@@ -208,7 +209,7 @@ impl Directives {
             rest = behind_target(rest)?;
             value = fresh_part(value);
         }
-        // Text behind the value belongs to it, and makes it invalid.
+        // Text behind the value belongs to the value, and makes the value invalid.
         let is_clean = rest.is_empty() || rest.starts_with(',');
         if !is_clean {
             self.garble();
@@ -222,7 +223,7 @@ impl Directives {
         self.is_garbled = true;
     }
 
-    /// Sets a directive with this value, which is empty if it has none.
+    /// Sets a directive with this value. The value of a directive without a value is empty.
     fn set(&mut self, name: &str, value: &str, headers: &HeaderMap) {
         match name.to_ascii_lowercase().as_str() {
             "no-store" | "no-store-remote" => self.no_store = true,
@@ -264,8 +265,8 @@ fn behind_target(text: &str) -> Option<&str> {
     Some(rest.trim_start_matches([' ', '\t']))
 }
 
-/// Returns the seconds for which a surrogate may serve a response fresh, of `600+60`. In the other
-/// ones it may serve it stale.
+/// Returns the seconds for which a surrogate may serve a response fresh, of `600+60`. In the
+/// seconds behind the `+`, the surrogate may serve the response stale.
 fn fresh_part(value: &str) -> &str {
     match value.split_once('+') {
         Some((fresh, stale)) if seconds(stale).is_some() => fresh,
@@ -320,8 +321,8 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
     Some(text.parse().unwrap_or(u64::MAX))
 }
 
-/// Sets a number of seconds to the least of its values, of which an invalid one is zero. Returns
-/// whether the value is valid and does not contradict another one.
+/// Sets a number of seconds to the least of its values. An invalid value counts as zero. Returns
+/// whether the value is valid and does not contradict another value.
 fn set_least(field: &mut Option<u64>, value: &str) -> bool {
     let number = seconds(value);
     let permitted = number.unwrap_or_default();
@@ -332,8 +333,8 @@ fn set_least(field: &mut Option<u64>, value: &str) -> bool {
 
 const SEPARATORS: [char; 3] = [',', ' ', '\t'];
 
-/// Takes a token or a quoted string from the start of a text, where there may be none. Returns it
-/// with the rest of the text, or `None` if the string does not end.
+/// Takes a token or a quoted string from the start of a text, where there may be none. Returns the
+/// token or the string with the rest of the text. Returns `None` if the string does not end.
 fn word(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let Some(inside) = text.strip_prefix('"') else {
         let end = text.find(|character| !is_token(character)).unwrap_or(text.len());
@@ -376,7 +377,7 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
     }
 }
 
-/// Parses lines as each field that has directives. Returns those of a `Cache-Control`.
+/// Parses lines as each field that has directives. Returns the directives of a `Cache-Control`.
 #[cfg(any(fuzzing, test))]
 fn parse_everywhere(lines: &[u8]) -> Option<Directives> {
     let mut headers = HeaderMap::new();

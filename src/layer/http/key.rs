@@ -1,17 +1,17 @@
 //! The key of an HTTP request, and the normal form of its URI.
 //!
 //! The text of a key is `GET <scheme> <host>[ *]... <original path and query>[ <routed path and
-//! query>]`, with a `*` for each [`KeyPart`]. So it is the same for all values of the parts, which
-//! select a place below its marker. A layer that only coalesces has no markers. Its key begins with
-//! `COALESCE`, so that it never finds what another layer stored, and has `<length>:<part>` in place
-//! of each `*`.
+//! query>]`, with a `*` for each [`KeyPart`]. So all values of the parts have the same text, and
+//! select a place below the marker of the resource. A layer that only coalesces has no markers. The
+//! keys of such a layer begin with `COALESCE`, so that the layer never finds what another layer
+//! stored. They have `<length>:<part>` in place of each `*`.
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
-//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one.
+//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names a scheme.
 //!
 //! Host, path and query are in normal form (RFC 9110, section 4.2.3; RFC 3986, section 6.2), so
-//! that a write of one URI ends the responses of all equivalent ones. But a router may not know
+//! that a write of one URI ends the responses of all equivalent URIs. But a router may not know
 //! `/%61` for `/a`, so a request with an encoding that is not needed passes.
 
 use std::{borrow::Cow, fmt::Write, sync::Arc};
@@ -35,8 +35,8 @@ use crate::{advice, key::Key};
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 impl Http {
-    /// Returns the key of a resource with these paths if its target names this scheme. It is the
-    /// same for all values of the parts. Returns `None` if the host is not clear, or if even a
+    /// Returns the key of a resource with these paths, for a target that names this scheme. All
+    /// values of the parts have the same key. Returns `None` if the host is not clear, or if even a
     /// digest is too long.
     pub(super) fn key(
         &self,
@@ -68,7 +68,7 @@ impl Http {
     }
 }
 
-/// Returns what the parts make of a request, or `None` if one of them excludes it.
+/// Returns what the parts make of a request, or `None` if a part excludes the request.
 pub(super) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
     let mut text = String::new();
     for part in key_parts {
@@ -84,8 +84,9 @@ fn digest(text: &str) -> String {
     format!("sha256:{}", hex(Sha256::digest(text)))
 }
 
-/// Returns the part that a header is, whose name is in lower case: its lines, each after its own
-/// length. The key contains only a digest of a header that looks like a credential.
+/// Returns the part that a header is, whose name is in lower case. The part has the lines of the
+/// header, each after the length of the line. The key contains only a digest of a header that looks
+/// like a credential.
 ///
 /// The part excludes requests in which the header is not text. Two of these could look the same.
 pub(super) fn header_part(header: &str) -> KeyPart {
@@ -106,20 +107,20 @@ pub(super) fn header_part(header: &str) -> KeyPart {
     })
 }
 
-/// The path with its query before `Router::nest` removed a prefix, for `/a/items` and `/b/items`
-/// differ, and the path behind that. Both are in normal form.
+/// The path and the query before `Router::nest` removed a prefix, because `/a/items` and `/b/items`
+/// differ. And the path and the query behind that. Both are in normal form.
 pub(super) type Paths<'a> = [Cow<'a, str>; 2];
 
 /// The scheme and the paths that a request names.
 pub(super) struct Target<'a> {
-    /// The scheme that an HTTP/1.1 request names in front of its host, which few do. Requests of
-    /// HTTP/2 always name one, and must share with them.
+    /// The scheme that an HTTP/1.1 request names in front of the host, which few requests do.
+    /// Requests of HTTP/2 always name a scheme, and must share with requests of HTTP/1.1.
     pub(super) scheme: &'a str,
     /// The paths as the request spells them.
     pub(super) spelled: [&'a str; 2],
     pub(super) paths: Paths<'a>,
-    /// The service may take a path for another one than its normal form is. No segment of dots is
-    /// removed from the key, because a service may not remove it either.
+    /// The service may take a path for another path than the normal form. No segment of dots is
+    /// removed from the key, because a service may not remove such a segment either.
     pub(super) is_respelled: bool,
 }
 
@@ -160,8 +161,8 @@ pub(super) fn without_query(path_and_query: &str) -> &str {
     }
 }
 
-/// Returns the requested host in its normal form, or an empty one if the request names none.
-/// Returns `None` if it has an invalid character, or if there are two.
+/// Returns the requested host in its normal form, or an empty text if the request names no host.
+/// Returns `None` if the host has an invalid character, or if there are two hosts.
 pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
     let mut in_header = None;
     if parts.headers.contains_key(HOST) {
@@ -173,7 +174,7 @@ pub(super) fn host<'a>(parts: &'a Parts, scheme: &str) -> Option<&'a str> {
         in_target = Some(clear_host(authority.as_str(), scheme)?);
     }
     match (in_header, in_target) {
-        // The inner service may read either, so neither alone decides its response.
+        // The inner service may read either host, so neither host alone decides the response.
         (Some(header), Some(target)) if !header.eq_ignore_ascii_case(target) => None,
         (_, Some(host)) | (Some(host), None) => Some(host),
         (None, None) => Some(""),
@@ -191,7 +192,7 @@ fn clear_host<'a>(host: &'a str, scheme: &str) -> Option<&'a str> {
 /// A longer query is hashed, so that names in the backend and in traces stay short.
 const LONGEST: usize = 256;
 
-/// What of a query counts, and what of it shows. By default all of it does.
+/// What of a query counts, and what of it shows. By default the whole query does.
 ///
 /// The inner service always receives the query as it came. With `sort` and `ignore(["utm_*"])`,
 /// `?page=2&by=name&utm_source=mail` has the key of `?by=name&page=2`.
@@ -199,7 +200,7 @@ const LONGEST: usize = 256;
 pub struct Query {
     sorts: bool,
     hashes: bool,
-    /// The names of parameters that no response depends on. One with a `*` at its end is the
+    /// The names of parameters that no response depends on. A name with a `*` at its end is the
     /// beginning of names.
     ignored: Vec<String>,
 }
@@ -216,11 +217,11 @@ impl Query {
 
     /// Declares parameters harmless: no response depends on them. A name may end with `*`.
     ///
-    /// They are no part of the key. Names are compared with their case.
+    /// The parameters are no part of the key. The case of names counts.
     ///
-    /// A parameter in which the inner service may read another one is not ignored. It has a
-    /// separator (`;`, `,`, `?`, `#`, a space or its like, plain or percent-encoded), a second `=`,
-    /// or an invalid percent-encoding.
+    /// A parameter in which the inner service may read another parameter is not ignored. Such a
+    /// parameter has a separator (`;`, `,`, `?`, `#`, a space or its like, plain or
+    /// percent-encoded), a second `=`, or an invalid percent-encoding.
     pub fn ignore<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         for name in names {
             self.ignored.push(name.as_ref().to_owned());
@@ -237,9 +238,9 @@ impl Query {
         self
     }
 
-    /// Returns a path with its query, both in normal form, as it is in the key.
+    /// Returns a path with its query, both in normal form, as the key has them.
     ///
-    /// A hash follows a `#`, which no query has. So it is never the query of another request.
+    /// A hash follows a `#`, which no query has. So a hash is never the query of another request.
     pub(super) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
         let Some((path, query)) = path_and_query.split_once('?') else {
             return path_and_query.into();
@@ -339,8 +340,8 @@ pub(super) fn is_named(list: &[String], name: &[u8]) -> bool {
     })
 }
 
-/// Returns whether some service may read another parameter or another cookie in a part of one. It
-/// has a separator then, as it is or percent-encoded.
+/// Returns whether some service may read another parameter or another cookie in a part of a
+/// parameter or of a cookie. Such a part has a separator, plain or percent-encoded.
 pub(super) fn may_hold_another(text: &[u8]) -> bool {
     let mut rest = text;
     while let Some((first, behind)) = rest.split_first() {
@@ -359,7 +360,7 @@ fn separates(byte: u8) -> bool {
     byte <= b' ' || b"&;,?#%\"\\\x7f".contains(&byte)
 }
 
-/// Returns a host without the port that its scheme has anyway. Without a scheme it stands for
+/// Returns a host without the port that its scheme has anyway. A host without a scheme stands for
 /// `http` and for `https`, as a key does.
 fn normal_host<'a>(host: &'a str, scheme: &str) -> &'a str {
     let ports = match scheme {
@@ -383,11 +384,11 @@ pub(super) enum Located {
     /// To the host of the request, and there to this path with its query, in normal form.
     OwnHost(String),
     OtherHost,
-    /// The text is no path and no URL. Or it is relative to a path, which is rare.
+    /// The text is no path and no URL. Or the text is relative to a path, which is rare.
     Unclear,
 }
 
-/// Reads a path or a URL that a header names. Ports differ with the scheme, so they do not count.
+/// Reads a path or a URL that a header names. Ports differ with the scheme, so ports do not count.
 pub(super) fn located(parts: &Parts, location: &str) -> Located {
     let reference = match location.split_once('#') {
         Some((reference, _fragment)) => reference,

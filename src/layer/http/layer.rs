@@ -42,13 +42,13 @@ impl BellwetherLayer<Http> {
     /// The layer sees the method, the URI and the headers of a request. A response that depends on
     /// anything else needs [`vary_by`](Self::vary_by), and authentication belongs outside of the
     /// layer. [`sharing`](crate::layer::sharing) has all rules: what is shared, for how long, what
-    /// ends it, and the answers when the service fails.
+    /// ends a stored response, and the answers when the service fails.
     ///
     /// # Errors
     ///
     /// A caller whose request ran receives the error of the service as it is, unless a stale
-    /// response hides it. Others join the next load. If the key backs off, they receive a response
-    /// to the failure, which [`on_error`](Self::on_error) replaces.
+    /// response hides that. Other callers join the next load. If the key backs off, these callers
+    /// receive a response to the failure, which [`on_error`](Self::on_error) replaces.
     ///
     /// # Cancel safety
     ///
@@ -58,9 +58,10 @@ impl BellwetherLayer<Http> {
         Self { mode: Http(Arc::new(HttpSettings::new(cache))) }
     }
 
-    /// Refuses a request that needs a load beyond the
-    /// [cap on loads](crate::cache::Builder::max_loads), with the response to an
-    /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default it goes to the inner service.
+    /// Refuses a request that needs a load beyond the [cap on
+    /// loads](crate::cache::Builder::max_loads), with the response to an
+    /// [`Overloaded`](crate::ErrorKind::Overloaded) error. By default such a request goes to the
+    /// inner service.
     ///
     /// Passed requests do not count. Neither choice waits, so slow URLs do not delay others.
     pub fn refuse_overload(self) -> Self {
@@ -68,7 +69,7 @@ impl BellwetherLayer<Http> {
     }
 
     /// Sets the response to callers whose load failed. Defaults to an empty response.
-    /// [Errors](crate::layer::sharing#errors) lists its status.
+    /// [Errors](crate::layer::sharing#errors) lists the statuses.
     pub fn on_error(
         self,
         response: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
@@ -76,13 +77,13 @@ impl BellwetherLayer<Http> {
         self.with(|settings| settings.on_error = Arc::new(response))
     }
 
-    /// Sets which requests and responses are shared. Defaults to its default.
+    /// Sets which requests and responses are shared. Defaults to `Policy::default()`.
     pub fn policy(self, policy: Policy) -> Self {
         self.with(|settings| settings.policy = policy)
     }
 
-    /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
-    /// response is not shared.
+    /// Sets how long a response is shared that names no lifetime of its own. Without this setting,
+    /// such a response is not shared.
     ///
     /// Many services name no lifetime with any response, private ones included. So set it only
     /// where all responses may be shared, for example route by route.
@@ -93,20 +94,21 @@ impl BellwetherLayer<Http> {
     /// Adds a part to the key: anything that the response depends on beside host, path and query,
     /// such as the user that an outer layer has authenticated.
     ///
-    /// Without it, one caller receives the response of another. The part is a text. If it is an
-    /// `Option`, `None` sends the request to the inner service. The guide has [a page for each
-    /// user](crate::guide#a-page-for-each-user). Each call adds one more part.
+    /// Without such a part, one caller receives the response of another caller. The part is a text.
+    /// If the function returns an `Option`, `None` sends the request to the inner service. The
+    /// guide has [a page for each user](crate::guide#a-page-for-each-user). Each call adds one more
+    /// part.
     ///
     /// A hit costs one more read, of the marker by which an invalidation ends the responses with
-    /// all values of the parts. Where each user changes what is theirs alone, give it a path or a
-    /// host of its own.
+    /// all values of the parts. Where each user changes private pages, give these pages a path or a
+    /// host of their own.
     ///
     /// With [`Policy::coalesce_only`](super::Policy::coalesce_only), the text of a part stands in
     /// the key as it is: return a hash of a secret.
     ///
     /// A request with credentials in its headers still takes no part. If an outer layer has checked
-    /// a cookie or a header, and a part stands for it, add [`ignore_cookies`](Self::ignore_cookies)
-    /// or [`ignore_headers`](Self::ignore_headers).
+    /// a cookie or a header, and a part stands for that, add
+    /// [`ignore_cookies`](Self::ignore_cookies) or [`ignore_headers`](Self::ignore_headers).
     pub fn vary_by<T: Into<Option<String>>>(
         self,
         part: impl Fn(&Parts) -> T + Send + Sync + 'static,
@@ -134,9 +136,10 @@ impl BellwetherLayer<Http> {
     /// Sends only these headers to the service with a load whose response may be shared. So no
     /// shared response depends on another header.
     ///
-    /// By default all headers are sent, and the names of those that forbid sharing are a [deny-list
-    /// of words](crate::layer::sharing#headers-that-forbid-sharing). A service that reads its user
-    /// in a header that no word describes then has the page of one user shared with others.
+    /// By default all headers are sent, and the names of the headers that forbid sharing are a
+    /// [deny-list of words](crate::layer::sharing#headers-that-forbid-sharing). A service that
+    /// reads its user in a header that no word describes then has the page of one user shared with
+    /// others.
     ///
     /// `Host`, `Cookie`, `Authorization` and the headers [in the key](Self::vary_by_header) are
     /// always sent, and keep their rules. So are the layer's own conditions, and a `Range`. Which
@@ -167,14 +170,14 @@ impl BellwetherLayer<Http> {
     /// Replaces a header of each request before its key is made, so that fewer requests differ.
     ///
     /// A response with `Vary: User-Agent` is stored for each `User-Agent` that a client may think
-    /// of. What such a response depends on is mostly a few kinds of them. The function gets the
-    /// value of the header, and all of its lines as one value with `, ` between them. It is not
-    /// called without the header. If it returns `None`, or what no header can have as a value, the
+    /// of. Mostly, such a response depends on a few kinds of clients. The function gets the value
+    /// of the header, and all of its lines as one value with `, ` between them. It is not called
+    /// without the header. If the function returns `None`, or a text that no header can have, the
     /// header is removed.
     ///
     /// The service receives the new value with a load whose response may be shared, so that no
-    /// shared response depends on the old one. It receives the old one with a request that passes.
-    /// Setting the same header again replaces the result of the first function.
+    /// shared response depends on the old value. With a request that passes, the service receives
+    /// the old value. Setting the same header again replaces the result of the first function.
     ///
     /// ```
     /// # fn layer(cache: bellwether::Cache<bellwether::layer::CachedResponse>) {
@@ -215,24 +218,25 @@ impl BellwetherLayer<Http> {
     ///
     /// A request takes part if all its cookies are ignored. The inner service still receives them.
     /// The case of names counts. A cookie with a `,`, a `&`, a space or another separator, plain or
-    /// percent-encoded, is not ignored, because the inner service may read another one in it.
+    /// percent-encoded, is not ignored, because the inner service may read another cookie in such a
+    /// cookie.
     pub fn ignore_cookies<N: AsRef<str>>(self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
         self.with(|settings| settings.ignored_cookies.extend(names))
     }
 
-    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other one, such
-    /// as that of a browser that reloads a page.
+    /// Treats a request with `no-cache` in its `Cache-Control` or `Pragma` as any other request. A
+    /// browser that reloads a page sends such a request.
     ///
     /// By default such a request reaches the inner service. One with `no-store` always does.
     pub fn ignore_reloads(self) -> Self {
         self.with(|settings| settings.ignores_reloads = true)
     }
 
-    /// Sets for how long a response with a validator is kept for its validation, if it may not be
-    /// served stale. Zero keeps none. Defaults to 10 minutes.
+    /// Sets for how long a response with a validator is kept for its validation, if the response
+    /// may not be served stale. Zero keeps no response. Defaults to 10 minutes.
     ///
-    /// No caller is served it before the service has answered `304`.
+    /// No caller is served such a response before the service has answered `304`.
     pub fn keep_for_validation(self, time: Duration) -> Self {
         self.with(|settings| settings.kept_for_validation = time)
     }
@@ -253,10 +257,10 @@ impl BellwetherLayer<Http> {
     /// Sets how many bytes of one body that is not stored are kept for its slow readers.
     /// Defaults to 8 MiB.
     ///
-    /// The callers that share a body read it at their own paces. While so many bytes are kept, the
-    /// others wait for the slowest caller, for as long as they have read. So it may hold them to
-    /// half of their pace, and no lower. After that it gets [an
-    /// error](crate::layer::BodyError::Slow).
+    /// The callers that share a body read at their own paces. While so many bytes are kept, the
+    /// other callers wait for the slowest caller, for as long as they have read. So the slowest
+    /// caller may hold the other callers to half of their pace, and no lower. After that the
+    /// slowest caller gets [an error](crate::layer::BodyError::Slow).
     pub fn body_backlog(self, bytes: usize) -> Self {
         self.with(|settings| {
             let backlog = Backlog::new(bytes as u64, settings.backlog.of_layer);
@@ -266,8 +270,8 @@ impl BellwetherLayer<Http> {
 
     /// Sets how many bytes of all such bodies are kept for slow readers. Defaults to 64 MiB.
     ///
-    /// Beyond that, the caller gets [an error](crate::layer::BodyError::Slow) that is behind
-    /// another one and has taken nothing for longest.
+    /// Beyond that, one caller gets [an error](crate::layer::BodyError::Slow): of the callers that
+    /// are behind another caller, the caller that has taken nothing for longest.
     pub fn layer_backlog(self, bytes: usize) -> Self {
         self.with(|settings| {
             let backlog = Backlog::new(settings.backlog.of_body, bytes as u64);
@@ -279,9 +283,8 @@ impl BellwetherLayer<Http> {
     /// there. It is a switch for an incident, such as a private page that was served.
     ///
     /// Writes still end the responses that they outdate, and a `PURGE` is answered. What is stored
-    /// stays, and is served again when the flag is cleared, unless you
-    /// [clear](crate::Cache::clear) the cache or remove it. Requests that already share a response
-    /// still get it.
+    /// stays, and is served again when the flag is cleared, unless you [clear](crate::Cache::clear)
+    /// the cache or remove it. Requests that already share a response still get that response.
     ///
     /// ```
     /// # fn layers(cache: bellwether::Cache<bellwether::layer::CachedResponse>) {
@@ -301,16 +304,16 @@ impl BellwetherLayer<Http> {
     /// Answers `PURGE` requests that pass a check. Others go to the inner service. The response to
     /// a `GET` of the same URI ends, with all its variants. A `PURGE` with `Cache-Groups` ends the
     /// responses of these groups of its origin instead, if the cache has
-    /// [tags](crate::cache::Builder::tags). One whose groups cannot be ended goes to the inner
-    /// service.
+    /// [tags](crate::cache::Builder::tags). A `PURGE` whose groups cannot be ended goes to the
+    /// inner service.
     ///
     /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend.
     pub fn purge_if(self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.purge = Some(Arc::new(check)))
     }
 
-    /// Takes the words of `Surrogate-Key` in a response for groups of it, as those of
-    /// `Cache-Groups`. Several caches of other makers know this header.
+    /// Takes the words of `Surrogate-Key` in a response for groups of the response, as the words of
+    /// `Cache-Groups` are. Several caches of other makers know this header.
     ///
     /// A `PURGE` that [passes its check](Self::purge_if) ends the groups in these headers.
     pub fn surrogate_keys(self) -> Self {
@@ -320,7 +323,7 @@ impl BellwetherLayer<Http> {
     /// Adds a [`Cache-Status`](crate::layer::sharing#cache-status) (RFC 9211) to each response: how
     /// the cache answered, or why it did not.
     ///
-    /// Defaults to no header, because it tells clients about the traffic of others.
+    /// Defaults to no header, because the header tells clients about the traffic of other clients.
     pub fn cache_status(self) -> Self {
         self.with(|settings| settings.tells_status = true)
     }
@@ -331,9 +334,9 @@ impl BellwetherLayer<Http> {
     /// to a `GET` has the same key, if its target has the same form.
     ///
     /// If the response has a `Vary`, or if the layer adds [parts](Self::vary_by) to the key, the
-    /// cache holds a marker under this key: a response with the status 100. All responses below it
-    /// end with it. [`expire`](Cache::expire) and [`touch`](crate::cache::Request::touch) act on
-    /// the marker alone.
+    /// cache holds a marker under this key: a response with the status 100. All responses below a
+    /// marker end with the marker. [`expire`](Cache::expire) and
+    /// [`touch`](crate::cache::Request::touch) act on the marker alone.
     ///
     /// Returns `None` if the host is not clear, or if the request has no path. With
     /// [`coalesce_only`](super::Policy::coalesce_only), the parts are in the key, and may exclude a

@@ -68,8 +68,9 @@ impl Arrived<'_> {
 
     /// Returns for how long a response may be shared that is not stored.
     ///
-    /// Requests to a careful layer have nothing of their users. Requests to a layer by RFC 9111
-    /// may, so there only a response answers them that may be reused (RFC 9111, section 4).
+    /// Requests to a careful layer have nothing of their users. Requests to a layer by RFC 9111 may
+    /// have credentials, so there only a response that may be reused answers them (RFC 9111,
+    /// section 4).
     fn freshness_unstored(&self, age: u64) -> Option<Freshness> {
         let joined_for =
             if self.settings.policy.is_rfc9111 { self.left(age)? } else { Duration::MAX };
@@ -105,7 +106,7 @@ impl Arrived<'_> {
         let directives = self.directives;
         let is_careful = !self.settings.policy.is_rfc9111;
         if is_careful && directives.max_age == Some(0) {
-            // It forbids sharing, even next to a larger `s-maxage`.
+            // `max-age=0` forbids sharing, even next to a larger `s-maxage`.
             return None;
         }
         if directives.is_garbled {
@@ -159,8 +160,8 @@ impl Arrived<'_> {
     /// Returns the age of the response at its arrival, in seconds (RFC 9111, section 4.2.3).
     ///
     /// A response without an `Age` comes from the service itself, which made the response at the
-    /// end of the time that its request took. So does one with an invalid `Age`, which is ignored
-    /// (section 5.1). Of a list the first member counts.
+    /// end of the time that its request took. So does a response with an invalid `Age`, which is
+    /// ignored (section 5.1). Of a list the first member counts.
     fn age(&self) -> u64 {
         let told = match told_age(self.headers) {
             Some(age) => age.saturating_add(self.took.as_secs()),

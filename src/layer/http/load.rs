@@ -185,7 +185,7 @@ impl ResponseLoad {
             return Err(Unshared::Part);
         }
         if self.lead.has_stand_in() && is_failure(parts.status) {
-            // The stored response stands in for it, whatever its lifetime.
+            // The stored response stands in for this failure, whatever lifetime the failure has.
             return Err(Unshared::Failing);
         }
         let Asked { http, place, question } = &self.asked;
@@ -240,7 +240,7 @@ impl ResponseLoad {
         produced
     }
 
-    /// Shares a response while its body arrives, with the caller that leads and with others.
+    /// Shares a response while its body arrives, with the caller that leads and with other callers.
     fn announce<E>(
         &self,
         parts: Parts,
@@ -285,8 +285,8 @@ impl ResponseLoad {
         Announced { streamed, collector: begun.collector }
     }
 
-    /// Collects a response that its callers read meanwhile, and keeps it. Returns what its flight
-    /// lands with.
+    /// Collects a response that callers read meanwhile, and keeps the response. Returns what its
+    /// flight lands with.
     async fn collect(
         &self,
         streamed: &StreamedResponse,
@@ -330,9 +330,9 @@ impl ResponseLoad {
         Produced::value(response)
     }
 
-    /// Removes the stored response, if an answer with this status says that it is of no use (RFC
-    /// 9111, section 4.3.3). An answer about its caller or about the moment says nothing of the
-    /// stored response.
+    /// Removes the stored response, if an answer with this status says that the stored response is
+    /// of no use (RFC 9111, section 4.3.3). An answer about its caller or about the moment says
+    /// nothing of the stored response.
     async fn end_stored(&self, status: StatusCode) {
         let is_for_all = !self.asked.question.is_authorized && speaks_of_resource(status);
         if self.lead.replaces() && is_for_all {
@@ -340,8 +340,8 @@ impl ResponseLoad {
         }
     }
 
-    /// Removes the stored response. The next request has no validator, and no caller is served it
-    /// as a stale one.
+    /// Removes the stored response. The next request has no validator, and no caller is served the
+    /// removed response as a stale response.
     async fn remove_stored(&self) {
         if let Err(error) = self.asked.http.0.cache.invalidate(&self.asked.place.key).await {
             debug!(%error, "a response that is of no use is not removed");

@@ -37,11 +37,11 @@ use super::{
 pub(super) enum Unshared {
     /// For this reason, mostly the name of a header. The next response will probably be so too.
     Uncacheable(&'static str),
-    /// Its request has credentials. Without them, it could be shared.
+    /// The request has credentials. Without credentials, the response could be shared.
     Reserved,
-    /// It is about the range of its request. The whole response may be shareable.
+    /// The response is about the range of the request. The whole response may be shareable.
     Part,
-    /// It is an error, so the next response may be shareable.
+    /// The response is an error, so the next response may be shareable.
     Failing,
 }
 
@@ -59,11 +59,11 @@ impl Unshared {
 /// A response that may be shared, if its body is complete and within the limit.
 pub(super) struct Shareable {
     pub(super) freshness: Freshness,
-    /// The headers of a request that select it.
+    /// The headers of a request that select the response.
     pub(super) vary: Vec<HeaderName>,
-    /// The tags of its groups.
+    /// The tags of the groups of the response.
     pub(super) groups: Vec<Arc<str>>,
-    /// Its length, if its headers have it.
+    /// The length of the body, if the headers have a length.
     pub(super) announced: Option<u64>,
     /// The length of the largest body that is stored with its headers.
     pub(super) body_limit: u64,
@@ -103,7 +103,7 @@ impl Http {
     }
 
     /// Returns the tags of the groups that a response belongs to (RFC 9875, section 2). Returns
-    /// `None` if the cache cannot store so many of them, or so long ones.
+    /// `None` if the cache cannot store so many tags, or so long tags.
     fn groups(&self, question: &Question, parts: &Parts) -> Option<Vec<Arc<str>>> {
         let tags = self.tags(&question.head, &parts.headers, &GROUPS);
         let mut groups: Vec<Arc<str>> = Vec::new();
@@ -128,7 +128,7 @@ struct Judged<'a> {
 }
 
 impl<'a> Judged<'a> {
-    /// Reads the fields of a response. Returns the name of one that cannot be parsed.
+    /// Reads the fields of a response. Returns the name of a field that cannot be parsed.
     fn read(settings: &'a HttpSettings, parts: &'a Parts) -> Result<Self, &'static str> {
         let headers = &parts.headers;
         listed(headers, &CONNECTION).ok_or("connection")?;
@@ -137,7 +137,8 @@ impl<'a> Judged<'a> {
             status: parts.status,
             headers,
             announced: announced_length(headers)?,
-            // Requests must be able to tell if they select the response (RFC 9111, section 4.1).
+            // A request must be able to tell whether it selects the response (RFC 9111, section
+            // 4.1).
             vary: vary(headers).ok_or("vary")?,
             directives: Directives::of_response(headers).ok_or("cache-control")?,
             received: SystemTime::now(),
@@ -202,7 +203,7 @@ impl<'a> Judged<'a> {
         self.is_careful() && !is_named
     }
 
-    /// The body and the headers are within the limit of the cache, as far as their length is known.
+    /// The body and the headers are within the limit of the cache, as far as the length is known.
     fn is_too_large(&self, body: &impl Body) -> bool {
         let announced = self.announced.unwrap_or_default();
         let least = body.size_hint().lower();
@@ -291,7 +292,8 @@ impl<'a> Judged<'a> {
             let is_private = directives.private || directives.no_cache || directives.no_store;
             return is_private || directives.malformed;
         }
-        // Section 5.2.2.3: beside `must-understand`, it is for caches that do not know that.
+        // Section 5.2.2.3: beside `must-understand`, `no-store` is for caches that do not know
+        // `must-understand`.
         directives.no_store && !directives.must_understand
     }
 
@@ -352,7 +354,7 @@ impl<'a> Judged<'a> {
     }
 }
 
-/// Fields whose response belongs to one caller, whatever it says about caches.
+/// Fields whose response belongs to one caller, whatever else the response says about caches.
 const PERSONAL: [HeaderName; 4] = [
     HeaderName::from_static("set-cookie2"),
     HeaderName::from_static("authentication-info"),
@@ -382,8 +384,8 @@ fn is_understood(status: StatusCode) -> bool {
 }
 
 /// Returns whether the response to a request with a range is about that range: a part (RFC 9110,
-/// section 15.3.7), or that there is no such part (section 15.5.17). A response that says that it
-/// depends on the range is, too, whatever its status.
+/// section 15.3.7), or that there is no such part (section 15.5.17). So is a response whose `Vary`
+/// names the range, whatever the status.
 pub(super) fn is_about_range(parts: &Parts) -> bool {
     if matches!(parts.status, StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE) {
         return true;

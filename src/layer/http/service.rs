@@ -91,12 +91,12 @@ fn of_layer<B>(response: Response<LayerBody>) -> Response<ResponseBody<B>> {
     response.map(ResponseBody::from_layer)
 }
 
-/// How many further flights a request joins, behind one that had nothing for it, before it goes
-/// alone.
+/// How many further flights a request joins, behind a flight that had nothing for the request,
+/// before the request goes alone.
 const MOST_FLIGHTS: u8 = 4;
 
-/// How long a request waits for further flights, behind the first one whose answer was for another
-/// caller alone. So a caller waits for one slow answer of another at most.
+/// How long a request waits for further flights, behind the first flight whose answer was for
+/// another caller alone. So a caller waits for at most one slow answer of another caller.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a request still tries to share a response.
@@ -146,10 +146,10 @@ enum Next {
     Alone(Forward),
 }
 
-/// Why a flight had nothing for a caller that may share the response of the next one.
+/// Why a flight had nothing for a caller that may share the response of the next flight.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missed {
-    /// The response came too late: it was no longer fresh when the caller came.
+    /// The response came too late: the response was no longer fresh when the caller came.
     TooLate,
     /// The answer was for another caller alone.
     Foreign,
@@ -159,7 +159,7 @@ enum Missed {
 
 /// What became of a request that takes part.
 enum ShareOutcome<C: ServiceCall> {
-    /// The request has its answer: the shared one, or the one to its own call.
+    /// The request has its answer: the shared answer, or the answer to the request's own call.
     Answered(CallResult<C::Error>),
     /// There was nothing to share, so the request passes.
     Passes { asked: Asked, call: C, why: Forward },
@@ -321,7 +321,7 @@ impl Asked {
         Next::Rejoin(Missed::Foreign)
     }
 
-    /// Lets a caller read the response of another one, while the response arrives.
+    /// Lets a caller read the response to another caller, while the response arrives.
     fn follow(&self, head: &Head, source: Source) -> Followed {
         let alone = Next::Alone(Forward::Uncacheable(None));
         let Some(streamed) = (**head).downcast_ref::<StreamedResponse>() else {
@@ -344,7 +344,7 @@ impl Asked {
     }
 }
 
-/// What a caller finds at the head of the response to another one.
+/// What a caller finds at the head of the response to another caller.
 enum Followed {
     Response(Response<LayerBody>),
     Nothing(Next),
@@ -376,7 +376,7 @@ enum Flown<C> {
     TimeUp(C),
 }
 
-/// Awaits a flight. Leaves it at a time if the call of this caller is not made by then.
+/// Awaits a flight. Leaves the flight at a time, if the call of this caller is not made by then.
 async fn fly_until<C: ServiceCall>(
     until: Instant,
     call: &PendingCall<C>,
@@ -396,7 +396,7 @@ async fn fly_until<C: ServiceCall>(
 }
 
 impl Http {
-    /// Returns its own answer to a caller that has led.
+    /// Returns the own answer of a caller that has led.
     fn own<E>(&self, question: &Question, answer: OwnAnswer<E>) -> CallResult<E> {
         match answer.result {
             Ok(response) => {

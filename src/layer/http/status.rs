@@ -59,7 +59,8 @@ impl Display for Forward {
     }
 }
 
-/// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
+/// Returns the seconds for which a stored response is still fresh. The number is negative if the
+/// response is not fresh.
 pub(super) fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
     if let Some(late) = loaded.lateness() {
         let begun_second = late.saturating_add(Duration::from_nanos(999_999_999));
@@ -72,8 +73,8 @@ fn whole_seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Returns the parameters for a response from this source, or for one to its caller alone. It is
-/// fresh for so many seconds if it is stored.
+/// Returns the parameters for a response from this source, or for one to its caller alone. A stored
+/// response is fresh for so many seconds.
 fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> String {
     let ttl = ttl.map(|ttl| format!("; ttl={ttl}"));
     match (source, ttl.as_deref().unwrap_or_default()) {
@@ -87,7 +88,7 @@ fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> St
 }
 
 impl Http {
-    /// Adds the header, if that was asked for. A response to its caller alone has no source.
+    /// Adds the header, if a user has set that. A response to its caller alone has no source.
     pub(super) fn explained<B>(
         &self,
         mut response: Response<B>,

@@ -1,10 +1,10 @@
 //! Where a response is stored: under the key of its resource, or below a marker.
 //!
 //! A key may hold a marker in place of a response. A marker has a generation, and the names of the
-//! headers by which the responses differ. Each of them has a key of its own, which contains the
-//! generation. So each way to it leads through the marker. An invalidation removes the marker, and
-//! the next one has another generation. A response of the old one is never found again, even if its
-//! load began before the invalidation and ends after it.
+//! headers by which the responses differ. Each response has a key of its own, which contains the
+//! generation. So each way to a response leads through the marker. An invalidation removes the
+//! marker, and the next marker has another generation. A response of the old generation is never
+//! found again, even if its load began before the invalidation and ends after the invalidation.
 //!
 //! A response with a `Vary` writes the marker (RFC 9110, section 12.5.5). A response below a marker
 //! may vary by more headers. Its own key then holds a further marker.
@@ -12,9 +12,9 @@
 //! In a layer with parts of the key, the resource has a marker before a load begins, because no
 //! process knows which values of the parts there are. So requests with different parts share
 //! nothing else: no flight, no failure, no mark and no `Vary`. Where no marker can be written, a
-//! response is in a generation of this process. It is shared between callers that wait for it, and
-//! in an outage it is remembered. It is never stored, because an invalidation in another process
-//! does not end this generation.
+//! response is in a generation of this process. Such a response is shared between callers that wait
+//! for it, and in an outage the process remembers it. The response is never stored, because an
+//! invalidation in another process does not end this generation.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,10 +39,10 @@ use crate::{
     random,
 };
 
-/// The status of a marker. No response has it.
+/// The status of a marker. No response has this status.
 pub(super) const MARK: StatusCode = StatusCode::CONTINUE;
 
-/// How long a marker is kept at least. What is stored below it is lost with it.
+/// How long a marker is kept at least. With a marker, all responses below the marker are lost.
 const MARKER_LIFE: Duration = Duration::from_secs(86_400);
 
 /// The length of a key below a marker, in bytes.
@@ -51,7 +51,8 @@ pub(super) const KEY_LENGTH: usize = "VARY ".len() + 32 + " ".len() + 64;
 /// How many markers may lead to a response. One more is not shared.
 const MOST_MARKERS: u8 = 4;
 
-/// The generations of one process begin with it, and those in the backend with a hexadecimal digit.
+/// The generations of one process begin with this text. The generations in the backend begin with a
+/// hexadecimal digit.
 const LOCAL: &str = "local ";
 
 /// An entry that leads to the responses below it.
@@ -92,15 +93,15 @@ impl Marker {
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) key: Key,
-    /// The part that the layer adds to the key, if it is not in there yet.
+    /// The part that the layer adds to the key, if the key does not have that part yet.
     pub(super) parts: Option<String>,
     /// The key that no invalidation changes, if headers do not select the place.
     pub(super) lasting: Key,
     /// The key is in a generation of this process alone.
     pub(super) is_local: bool,
-    /// How many markers lead to it.
+    /// How many markers lead to the place.
     depth: u8,
-    /// The headers that select it.
+    /// The headers that select the place.
     pub(super) names: Vec<HeaderName>,
     /// Why a request is sent to the service if nothing is stored here.
     pub(super) miss: Forward,
@@ -126,8 +127,8 @@ impl Place {
 
     /// Returns the place below a marker that a request selects.
     ///
-    /// Its key contains a digest of the headers and the parts, because they may be secret. No other
-    /// key starts with `VARY`.
+    /// The key contains a digest of the headers and the parts, because headers and parts may be
+    /// secret. No other key starts with `VARY`.
     pub(super) fn below(&self, marker: &Marker, request: &HeaderMap) -> Self {
         let digest = hex(self.digest(marker, request));
         let key = Key::from(format!("VARY {} {digest}", marker.generation));
@@ -172,8 +173,8 @@ impl Place {
         digest.finalize()
     }
 
-    /// Returns the variant that a response of this place's flight is. `names` are the names in its
-    /// `Vary` that do not select this place.
+    /// Returns the variant that a response of this place's flight is. `names` are the names in the
+    /// `Vary` of the response that do not select this place.
     ///
     /// Returns `None` if the response belongs nowhere, because its `Vary` has no end, or a key is
     /// too long.
@@ -260,7 +261,8 @@ impl Http {
     ) -> Produced<CachedResponse> {
         let Variant { marker, place } = variant;
         let Some(entry) = marker.entry() else { return Produced::alone(Alone::Uncacheable) };
-        // The marker is of all responses below it, and each may be of other groups.
+        // All responses below the marker share the marker, and each response may be of other
+        // groups.
         let tagged = lead.take_tags();
         // Without a lease, the marker is not stored.
         if lead.fence().is_some() && !windows.fresh.is_zero() {
@@ -284,8 +286,8 @@ impl Http {
         Some(lead.unchanged(stale.clone()))
     }
 
-    /// Sets how long a marker is kept: longer than what is stored below it. A process remembers it
-    /// for an outage, because it has a window for failures.
+    /// Sets how long a marker is kept: longer than what is stored below it. A process remembers a
+    /// marker for an outage, because a marker has a window for failures.
     fn keep_marker(&self, lead: &Lead<CachedResponse>) {
         let kept = self.0.terms.windows.fresh.saturating_add(self.0.max_stale);
         lead.keep(Windows::fresh(MARKER_LIFE.max(kept)).error(Duration::from_secs(1)));

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{sync::lock, time::after};
 
-/// For how long the readers of a body wait for slower ones at least, in all. A fast one may have
+/// For how long the readers of a body wait for slower ones at least, in all. A fast reader may have
 /// read for a few milliseconds only, and a mere pause of a task must end no reader.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A body that makes no progress for longer is a stream, or its sender has gone away.
@@ -26,7 +26,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// How much of a body that is always ready is collected before its readers have a turn.
 const TURN: u64 = 64 << 10;
 
-/// Polls a body for its readers. Dropped before the end, it leaves that to a task.
+/// Polls a body for its readers. A collector that is dropped before the end leaves the rest to a
+/// task.
 pub(in super::super) struct Collector {
     pub(in super::super) body: Arc<SharedBody>,
     source: BodyRest,
@@ -42,7 +43,7 @@ pub(in super::super) struct BegunBody {
 
 /// Why a body is not collected to its end.
 pub(in super::super) enum NotCollected {
-    /// The body is too large or too slow, or it has trailers. Its readers go on.
+    /// The body is too large or too slow, or has trailers. Its readers go on.
     Unfit,
     /// The body has no reader, and is not to be finished.
     Unread,
@@ -72,8 +73,8 @@ impl Collector {
         BegunBody { at_once: Bytes::new(), collector: Some(Self { body, source }) }
     }
 
-    /// Collects the body within its limits, while others read it. Gives the body up that is not to
-    /// be stored.
+    /// Collects the body within its limits, while readers read the body. Gives the body up that is
+    /// not to be stored.
     pub(in super::super) async fn collect(mut self) -> Result<Bytes, NotCollected> {
         let body = self.body.clone();
         let limits = &body.limits;
@@ -89,8 +90,8 @@ impl Collector {
             if let Some(collected) = collected(&body) {
                 return collected;
             }
-            // A body that is always ready lets its readers read it meanwhile. The first turn is
-            // that of the callers which wait for its head. A small body is settled before that.
+            // A body that is always ready lets its readers read it meanwhile. The first turn is for
+            // the callers that wait for the head. A small body is settled before that.
             let received = lock(&body.state).received;
             if received >= next_turn {
                 next_turn = received.saturating_add(TURN);
@@ -110,8 +111,8 @@ impl Collector {
         }
     }
 
-    /// Polls the body as fast as the fastest of its readers wants, until none is left. Gives the
-    /// slowest reader up while the backlog is full.
+    /// Polls the body as fast as the fastest of its readers wants, until no reader is left. Gives
+    /// the slowest reader up while the backlog is full.
     async fn serve(mut self) {
         let body = self.body.clone();
         let backlog = &body.limits.backlog;
@@ -206,7 +207,7 @@ impl Drop for Collector {
                 let source = mem::take(&mut self.source);
                 drop(runtime.spawn(Self { body, source }.serve()));
             }
-            // Its readers are gone, or the runtime is.
+            // No reader is left, or the runtime has ended.
             _ => {
                 let end = Err(BodyError::service("the runtime has ended"));
                 self.body.receive(Arrival::end(end));

@@ -24,7 +24,8 @@ use crate::sync::lock;
 /// A piece from this size on is kept as it came. Smaller ones are joined, because a list of small
 /// `Bytes` takes many times their size.
 const WORTH_KEEPING: usize = 4 << 10;
-/// The size up to which small pieces are joined. Each may be copied as often as a reader has it.
+/// The size up to which small pieces are joined. A piece may be copied as often as a reader has a
+/// reference to it.
 const JOINED: usize = 8 << 10;
 /// How long a body is without a reader before it counts as unread. The callers that wait for the
 /// body have their turns meanwhile.
@@ -63,7 +64,7 @@ impl SharedBody {
         })
     }
 
-    /// Adds data of the body and its end, and wakes the readers that wait.
+    /// Adds data of the body and the end of the body, and wakes the readers that wait.
     pub(super) fn receive(&self, arrival: Arrival) {
         let mut state = lock(&self.state);
         state.push(arrival.data);
@@ -165,7 +166,8 @@ impl Piece {
 /// What a reader has read. A reader that is not among those of the state was too slow.
 pub(super) struct Reading {
     place: u64,
-    /// Since when the reader has bytes to take: since it took some, or since they arrived.
+    /// Since when the reader has bytes to take: since the reader took bytes, or since bytes
+    /// arrived.
     since: Instant,
     /// Set while the reader waits for more than was received.
     pub(super) waker: Option<Waker>,
@@ -309,8 +311,8 @@ impl State {
         }
     }
 
-    /// Frees the bytes of a body that is left to its readers, as far as all of them have read
-    /// them, and counts what is kept for the slow ones.
+    /// Frees the bytes that all readers have read, if the body is left to its readers. Counts what
+    /// is kept for the slow readers.
     pub(super) fn free(&mut self, backlog: &Backlog) {
         // A body that has come to its end while it was collected is kept whole.
         if self.left_as.is_none() {
