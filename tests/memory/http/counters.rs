@@ -85,6 +85,41 @@ async fn each_caller_counts_once() {
     }
 }
 
+/// A request that passes counts when it is sent, and any other one when it is answered. A `PURGE`
+/// that the layer answers counts nowhere.
+#[tokio::test(start_paused = true)]
+async fn callers_that_leave_and_purges_count_as_the_guide_says() {
+    for (status, headers) in KINDS {
+        for policy in [Policy::default(), Policy::rfc9111(), Policy::default().coalesce_only()] {
+            let (inner, _) = origin(move |_, _| reply(*status, headers, "answer"));
+            let cache = cache(&MemoryBackend::new());
+            let layer = http_layer(cache.clone()).policy(policy.clone());
+            let layer = layer.purge_if(|parts| parts.headers.contains_key("x-permitted"));
+            let service = layer.layer(inner);
+            // The first one leads, and the second one follows.
+            let leavers = [asking(&service, get("/")), asking(&service, get("/"))];
+            let passes = [
+                asking(&service, get_with(&[("authorization", "Basic YTpi"), ("upgrade", "a")])),
+                asking(&service, get_with(&[("host", "one two")])),
+                asking(&service, post()),
+            ];
+            sleep(DELAY / 2).await;
+            assert_eq!(counted(&cache.stats()), passes.len() as u64, "{status} {headers:?}");
+            for leaver in leavers.iter().chain(&passes) {
+                leaver.abort();
+            }
+            ask(&service, request("PURGE", "/", &[("x-permitted", "1")])).await;
+            let mut answered = 0;
+            for request in requests() {
+                ask(&service, request).await;
+                answered += 1;
+            }
+            let stats = cache.stats();
+            assert_eq!(counted(&stats), passes.len() as u64 + answered, "{status} {headers:?}");
+        }
+    }
+}
+
 /// Ten requests one after the other, of which some lead and the others pass.
 #[tokio::test(start_paused = true)]
 async fn an_own_answer_is_led_and_each_5xx_counts_as_a_failure() {

@@ -168,10 +168,40 @@ async fn no_refusal_of_one_client_keeps_a_page_stale_for_the_others() {
                 assert!(received.waited <= longest, "{control} {refusal:?}");
                 let made = Duration::from_millis(received.answer.text().parse().unwrap());
                 let old = (received.asked - begun).saturating_sub(made);
-                // A late refusal holds the lease for its time.
+                // A late refusal delays the next refresh for its time, and there are several.
                 let is_late = refusal.holds() > SECOND;
                 assert!(is_late || old <= 3 * SECOND, "{control} {refusal:?}: {old:?}");
             }
+        }
+    }
+}
+
+/// A late refusal of a refresh delays the next refresh for the time of that answer, and no longer.
+#[tokio::test(start_paused = true)]
+async fn a_late_refusal_keeps_a_page_stale_for_its_own_time() {
+    for control in ["max-age=1, stale-while-revalidate=600", "max-age=1, stale-if-error=600"] {
+        for refusal in [Refusal::Late(3 * SECOND), Refusal::Never] {
+            let (inner, calls) = limiting(refusal, control);
+            let service = layered_over(&inner);
+            receive(service.clone()).await;
+            sleep(1100 * MS).await;
+            // It leads the first refresh.
+            let attacker = service.clone();
+            let attack = spawn(async move { ask_for_refusal(&attacker).await });
+            let refused = Instant::now();
+            sleep(MS).await;
+            while calls.count() < 3 {
+                let received = spawn(receive(service.clone()));
+                sleep(31 * MS).await;
+                if received.is_finished() {
+                    assert_eq!(received.await.unwrap().answer.status, StatusCode::OK);
+                }
+                let since = refused.elapsed();
+                assert!(since <= refusal.holds() + 2 * SECOND, "{control} {refusal:?}: {since:?}");
+            }
+            let renewed = receive(service.clone()).await;
+            assert!(renewed.waited <= DELAY, "{control} {refusal:?}: {:?}", renewed.waited);
+            attack.await.unwrap();
         }
     }
 }
