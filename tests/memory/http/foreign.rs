@@ -239,6 +239,32 @@ async fn a_refusal_of_one_client_costs_the_service_few_calls() {
     assert!(many <= 1, "{many} of 50 expiries");
 }
 
+/// The requests of a client come one after another. With the waiter behind the leader as the next
+/// leader, six of them used up the tries of all others, and 500 waiters sent 500 requests.
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_one_refused_client_costs_the_service_few_calls() {
+    for refusal in [Refusal::Status(503), Refusal::Status(429), Refusal::Error] {
+        let (inner, calls) = limiting(refusal, "max-age=1");
+        let service = layered_over(&inner);
+        receive(service.clone()).await;
+        sleep(1100 * MS).await;
+        let mut burst = Vec::new();
+        for _ in 0..6 {
+            let attacker = service.clone();
+            burst.push(spawn(async move { ask_for_refusal(&attacker).await }));
+        }
+        sleep(MS).await;
+        let before = calls.count();
+        let waiters = (0..500).map(|_| spawn(receive(service.clone())));
+        for received in all(waiters).await {
+            assert_eq!(received.answer.status, StatusCode::OK);
+        }
+        all(burst).await;
+        let more = calls.count() - before;
+        assert!(more <= 5, "{refusal:?}: {more} calls");
+    }
+}
+
 /// Without a rule of the cache, a service that fails gets no more requests than without the layer,
 /// and no caller waits for more than two of its answers and a second.
 #[tokio::test(start_paused = true)]
