@@ -45,7 +45,9 @@ pub(crate) fn nested(from: u64, to: u64) -> Option<Edge> {
         }
         if !visited.contains(&flight) {
             visited.push(flight);
-            reached.extend(waits.get(&flight).into_iter().flatten());
+            if let Some(waited) = waits.get(&flight) {
+                reached.extend(waited);
+            }
         }
     }
     waits.entry(from).or_default().push(to);

@@ -29,20 +29,28 @@ impl Wakers {
         registration: &mut Option<Registration>,
         waker: &Waker,
     ) -> Option<Waker> {
-        let kept = registration.filter(|it| it.woken == self.woken);
-        match kept.and_then(|it| self.places.get_mut(it.at as usize)) {
-            Some(Some(last)) if last.will_wake(waker) => None,
-            Some(place) => place.replace(waker.clone()),
-            None => {
-                let at = self.free.pop().unwrap_or_else(|| {
-                    self.places.push(None);
-                    self.places.len() as u32 - 1
-                });
-                self.places[at as usize] = Some(waker.clone());
-                *registration = Some(Registration { at, woken: self.woken });
-                None
-            }
+        if let Some(Registration { at, woken }) = *registration
+            && woken == self.woken
+            && let Some(place) = self.places.get_mut(at as usize)
+        {
+            return match place {
+                Some(last) if last.will_wake(waker) => None,
+                _ => place.replace(waker.clone()),
+            };
         }
+        let at = self.free_place();
+        self.places[at as usize] = Some(waker.clone());
+        *registration = Some(Registration { at, woken: self.woken });
+        None
+    }
+
+    /// Returns a place without a waker.
+    fn free_place(&mut self) -> u32 {
+        if let Some(at) = self.free.pop() {
+            return at;
+        }
+        self.places.push(None);
+        self.places.len() as u32 - 1
     }
 
     /// Ends a registration. Returns its waker, to be dropped without a lock.
