@@ -31,7 +31,7 @@
 //! A service of this layer is always ready. Each request that reaches the inner service goes to a
 //! fresh clone of the service, and the layer makes that clone ready first. So a stored response
 //! never waits for the inner service. And a caller that waits for another caller's response holds
-//! no readiness: a `ConcurrencyLimit` of one below cannot deadlock.
+//! no readiness: a `ConcurrencyLimit` of one request below cannot deadlock.
 //!
 //! The price: layers *outside* of this one no longer see that the inner service is busy. An outer
 //! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests wait for the inner

@@ -31,17 +31,17 @@ impl<V, K> BellwetherLayer<Values<V, K>> {
     /// without a key passes through.
     ///
     /// Two requests with one key get one response. The key alone decides that, before the inner
-    /// service is called. So it must contain everything that the response depends on, such as the
-    /// user whom it is for. The cache keeps a response as long as any other value.
+    /// service is called. So the key must contain everything that the response depends on, such as
+    /// the user whom it is for. The cache keeps a response as long as any other value.
     ///
     /// The [module](super) has an example.
     ///
     /// # Errors
     ///
     /// The service's error is [`Error`]. An error of the inner service has the kind
-    /// [`Load`](crate::ErrorKind::Load). [`load_ref`](Error::load_ref) returns it to every caller
-    /// in this process that waited for the same response. [`Cache::get_or_load`] lists the other
-    /// kinds.
+    /// [`Load`](crate::ErrorKind::Load). [`load_ref`](Error::load_ref) returns the error of the
+    /// inner service to every caller in this process that waited for the same response.
+    /// [`Cache::get_or_load`] lists the other kinds.
     ///
     /// # Cancel safety
     ///

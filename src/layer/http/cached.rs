@@ -24,7 +24,7 @@ pub struct CachedResponse {
     pub(super) body: Bytes,
     /// The age of the response when the response was complete, in seconds.
     pub(super) age: u64,
-    /// For how long the response had not been fresh any more when it was complete, in milliseconds.
+    /// For how long the complete response had not been fresh any more, in milliseconds.
     pub(super) late: u32,
 }
 
@@ -51,7 +51,7 @@ impl ResponseHead {
         body: LayerBody,
         age: Option<u64>,
     ) -> Response<LayerBody> {
-        // A hit has the only reference to what it decoded.
+        // A hit has the only reference to the head, which it has just decoded.
         let head = Arc::unwrap_or_clone(self);
         let mut response = Response::new(body);
         *response.status_mut() = head.status;
@@ -102,7 +102,7 @@ pub fn http_cache<B: Store>(
     Cache::builder(backend, namespace)
         // 1 MiB of body, and room for its headers.
         .max_value((1 << 20) + (64 << 10))
-        // Most responses are complete by then. The body of another one may have no end.
+        // Most responses are complete by then. The body of another response may have no end.
         .wait_limit(Duration::from_secs(10))
         .codec(ResponseCodec)
         .error_codec::<InnerServiceError>(Json)

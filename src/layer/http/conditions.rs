@@ -1,7 +1,7 @@
 //! How the answer to a request is made from a shared response: whole, its headers alone, a part
 //! (RFC 9110, section 14), or by a condition (section 13).
 //!
-//! A part is taken of a whole response only. While a body arrives, all of it is the answer.
+//! A part is taken of a whole response only. While a body arrives, the whole body is the answer.
 
 use std::{iter, ops::Range};
 
@@ -174,10 +174,10 @@ fn tag_length(list: &[u8]) -> usize {
 }
 
 /// Returns the part of a body of this length that a `Range` selects (section 14). Returns `None`
-/// for the whole body: without a range, or with one that may be ignored.
+/// for the whole body: without a range, or with a range that may be ignored.
 ///
-/// Several ranges may be (section 14.2): many small ones would cost more than the body. So may a
-/// range that has no byte of the body.
+/// Several ranges may be ignored (section 14.2): many small ranges would cost more than the body.
+/// So may a range that has no byte of the body.
 fn selected(asked: &HeaderMap, length: usize) -> Option<Range<usize>> {
     let (unit, set) = sole(asked, RANGE)?.to_str().ok()?.split_once('=')?;
     let (first, last) = set.trim().split_once('-')?;

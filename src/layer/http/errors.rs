@@ -13,10 +13,10 @@ use crate::error::{Error, ErrorKind};
 
 /// The error of a load to which the inner service answered with a failure.
 ///
-/// [`load_ref`](crate::Error::load_ref) returns it in every process, because the cache of
+/// [`load_ref`](crate::Error::load_ref) returns this error in every process, because the cache of
 /// [`http_cache`](crate::http_cache) has an [error codec](crate::cache::Builder::error_codec) for
-/// it. It has nothing but the status and the `Retry-After`, because the response may be for one
-/// user only.
+/// such errors. The error has nothing but the status and the `Retry-After`, because the response
+/// may be for one user only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[error("the inner service answered {}", self.status())]
 pub struct InnerServiceError {

@@ -74,8 +74,8 @@ fn words(name: &str) -> impl Iterator<Item = &str> {
     name.split(|character: char| !character.is_ascii_alphanumeric())
 }
 
-/// Words for the tenants and persons that a response may be for, and for their proofs. Each is a
-/// whole word of a name, or has one of the [ends](ENDS).
+/// Words for the tenants and persons that a response may be for, and for their proofs. Each word is
+/// a whole word of a header's name, or has one of the [ends](ENDS) there.
 #[rustfmt::skip]
 const WORDS: [&str; 81] = [
     // Tenants.
@@ -86,10 +86,10 @@ const WORDS: [&str; 81] = [
     "uid", "uin", "sub", "member", "person", "employee", "staff", "admin", "sudo", "patient",
     "student", "owner", "actor", "acting", "subscriber", "player", "guest",
     "delegate", "dn", "cn", "upn", "msisdn", "imsi", "imei", "phone", "ssn",
-    // What they may do.
+    // What persons may do.
     "claim", "permission", "privilege", "entitlement", "grant", "acl", "clearance",
     "subscription", "verify", "verified", "verification",
-    // What they prove it with.
+    // What persons prove it with.
     "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pwd", "nonce", "proof",
     "voucher", "license", "licence", "sid", "sess", "sso", "openid", "krb", "kerberos", "wallet",
 ];
@@ -104,7 +104,7 @@ const NEEDS_END: [&str; 5] = ["site", "domain", "client", "device", "visitor"];
 fn has_word_of_user(name: &str) -> bool {
     let mut next = words(name).skip(1);
     words(name).any(|word| {
-        // `X-Device-ID` and `X-DeviceID` are one.
+        // `X-Device-ID` and `X-DeviceID` are one name.
         let next = next.next().filter(|next| matches!(*next, "id" | "uuid" | "guid"));
         WORDS.iter().any(|known| match word.strip_prefix(known) {
             Some("") if NEEDS_END.contains(known) => next.is_some(),

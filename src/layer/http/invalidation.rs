@@ -1,5 +1,5 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4), and a
-//! `PURGE` those that it names.
+//! `PURGE` ends the responses that it names.
 //!
 //! Groups of responses (RFC 9875) are tags of the cache. A group belongs to its host, so its tag
 //! begins with that: `<host> <group>`. A surrogate key is a group by another name.
@@ -46,14 +46,14 @@ fn nested(target: &Target<'_>, path: String) -> Option<Paths<'static>> {
 }
 
 /// Returns whether a method changes nothing at the service, by the registry of HTTP methods (RFC
-/// 9110, section 16.1.1). An unknown one may.
+/// 9110, section 16.1.1). An unknown method may change something.
 pub(super) fn is_safe(method: &Method) -> bool {
     method.is_safe()
         || matches!(method.as_str(), "PRI" | "PROPFIND" | "QUERY" | "REPORT" | "SEARCH")
 }
 
-/// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks
-/// for, so nothing is stored under it.
+/// Returns whether an answer is the answer to a gRPC call. The path of a call names a procedure,
+/// which no `GET` asks for, so nothing is stored under that path.
 fn is_grpc(answer: &HeaderMap) -> bool {
     let content_type = answer.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     content_type.is_some_and(|name| name.starts_with(b"application/grpc"))
@@ -67,7 +67,7 @@ pub(super) struct Purged {
 
 impl Http {
     /// Begins to end the responses that an unsafe request outdates, if its answer is no error. The
-    /// caller gets its answer after the task, and then finds none of them.
+    /// caller gets its answer after the task, and then finds none of these responses.
     pub(super) fn invalidate(
         &self,
         target: &Parts,
@@ -103,7 +103,7 @@ impl Http {
         let tags = self.tags(parts, &parts.headers, &GROUPS);
         let names_groups =
             parts.headers.contains_key(GROUPS) || parts.headers.contains_key(SURROGATES);
-        // A `PURGE` whose groups cannot be ended is not taken for one of the URI.
+        // A `PURGE` whose groups cannot be ended is not taken for a `PURGE` of the URI.
         let keys = if names_groups { Vec::new() } else { self.outdated(parts, &[]) };
         if keys.is_empty() && tags.is_empty() { None } else { Some(Purged { keys, tags }) }
     }
@@ -121,7 +121,8 @@ impl Http {
     }
 
     /// Returns the keys of a resource and of locations on its host. If its path has segments of
-    /// dots, the service may take it for the path without them, whose keys are among these.
+    /// dots, the service may take the path for the path without such segments, whose keys are among
+    /// the returned ones.
     fn outdated(&self, parts: &Parts, locations: &[&str]) -> Vec<Key> {
         let Some(target) = Target::of(parts) else { return Vec::new() };
         let mut locations = locations.to_vec();
@@ -172,7 +173,7 @@ impl Http {
     }
 }
 
-/// Ends the responses of these keys and tags, at once. An error keeps none of the others.
+/// Ends the responses of these keys and tags, at once. An error keeps no other response.
 async fn end_all(
     cache: &Cache<CachedResponse>,
     keys: Vec<Key>,

@@ -25,7 +25,7 @@ pub(super) struct Arrived<'a> {
     pub(super) headers: &'a HeaderMap,
     pub(super) directives: &'a Directives,
     pub(super) received: SystemTime,
-    /// The time since its request was sent.
+    /// The time since the request was sent.
     pub(super) took: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Arrived<'_> {
     }
 
     /// Returns a window in which the response may be served stale (RFC 5861): as long as the
-    /// response names it in seconds, or as long as is set.
+    /// response says in seconds, or as long as is set.
     fn stale_window(&self, named: Option<u64>, set: Duration) -> Duration {
         let directives = self.directives;
         // RFC 9111, sections 5.2.2.2 and 5.2.2.8.

@@ -4,8 +4,8 @@
 //!
 //! - `service` chooses the way. `request` decides whether the request takes part, and `key` under
 //!   which key. If the request takes no part, or if there is nothing to share, `pass` leaves the
-//!   request to the inner service. Otherwise the request joins the flight of its response. When
-//!   that has landed, `conditions` makes the answer to the [question](question::Question).
+//!   request to the inner service. Otherwise the request joins the flight of its response. When the
+//!   flight has landed, `conditions` makes the answer to the [question](question::Question).
 //! - `variants` says where a response is stored: under the key of its resource, or below a marker.
 //! - `load` makes the `call` of the inner service for the flight that this caller leads.
 //!   **`response` decides whether the answer may be shared** ([`Http::judge`]), and `lifetime` for
@@ -19,7 +19,7 @@
 //! header keeps most requests away. A user of the layer sets what `layer` and `policy` offer, and
 //! `settings` holds that. `errors` has the error of a failed answer, and the answer to an error.
 //!
-//! What the layer needs of the cache is in `cache::shared_load`, and nothing else.
+//! All that the layer uses of the cache beside its public methods is in `cache::shared_load`.
 
 mod body;
 mod cached;

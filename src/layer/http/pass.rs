@@ -31,8 +31,8 @@ pub struct HttpPass<S: Service<Request<B>>, B> {
 #[allow(clippy::large_enum_variant)]
 #[pin_project(project = StateProjection)]
 enum State<S: Service<Request<B>>, B> {
-    /// The inner service answers the request. Its clone is gone when it has been called, because a
-    /// clone may hold a permit.
+    /// The inner service answers the request. The clone of the service is gone when the service has
+    /// been called, because a clone may hold a permit.
     Calling(#[pin] Oneshot<S, Request<B>>),
     /// The response to an unsafe request waits for the task that ends what the request outdates.
     Invalidating(JoinHandle<()>, Option<S::Response>),
@@ -90,7 +90,7 @@ where
                 StateProjection::Invalidating(task, response) => {
                     // An error says that the runtime shuts down.
                     let _ended = ready!(Pin::new(task).poll(cx));
-                    // It is there until this future has returned it.
+                    // The response is there until this future has returned it.
                     let Some(response) = response.take() else { return Poll::Pending };
                     return Poll::Ready(Ok(this.passed.explain(response)));
                 }
@@ -109,16 +109,17 @@ impl<S: Service<Request<B>>, B> fmt::Debug for HttpPass<S, B> {
 struct Passed {
     http: Http,
     why: Forward,
-    /// When it was sent.
+    /// When the request was sent.
     since: Instant,
     effect: Effect,
 }
 
-/// What the answer to a request that passes means to others.
+/// What the answer to a request that passes means to other requests.
 enum Effect {
     /// The request is safe, and takes no part.
     Nothing,
-    /// The request is unsafe. If its answer is no error, it ends the responses that it outdates.
+    /// The request is unsafe. If the answer is no error, the request ends the responses that it
+    /// outdates.
     Invalidation(Box<request::Parts>),
     /// The request takes part. An answer that could be shared ends the mark of this key.
     EndOfMark(Key, Arc<Question>),
@@ -135,7 +136,8 @@ impl Passed {
         }
     }
 
-    /// Does what the answer means to others. Returns the task that the caller waits for, if any.
+    /// Does what the answer means to other requests. Returns the task that the caller waits for, if
+    /// any.
     fn apply_effect(&self, answer: &response::Parts, body: &impl Body) -> Option<JoinHandle<()>> {
         match &self.effect {
             Effect::Nothing => None,

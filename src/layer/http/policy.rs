@@ -28,7 +28,7 @@ use http::StatusCode;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     pub(super) is_rfc9111: bool,
-    /// The statuses that may be shared, with the lifetime of those that name none.
+    /// The statuses that may be shared, with the lifetime of a response that names none.
     pub(super) statuses: HashMap<StatusCode, Duration>,
     /// A response goes only to the callers that wait for it.
     pub(super) coalesces: bool,
@@ -49,7 +49,7 @@ impl Policy {
         Self { is_rfc9111: true, ..Self::default() }
     }
 
-    /// Shares responses with this status, and sets the lifetime of those that name none.
+    /// Shares responses with this status, and sets the lifetime of a response that names none.
     ///
     /// It is meant for `301`, `308`, `404` and `410`. It has no effect on `1xx`, `206` and `304`.
     pub fn status_lifetime(mut self, status: StatusCode, lifetime: Duration) -> Self {
@@ -59,12 +59,12 @@ impl Policy {
 
     /// Shares a response with the callers that wait for it, and stores nothing.
     ///
-    /// A caller that comes while the response is on its way may receive it too, even if a write has
-    /// ended since the load began. The next caller begins a new load. A response needs no lifetime
-    /// for this, and may have `max-age=0`. With [`rfc9111`](Self::rfc9111), a request may have the
-    /// cookies of its user, so only a response that is fresh when it arrives is shared (RFC 9111,
-    /// section 4). A request may have `no-cache`, as those have that a browser reloads. All other
-    /// rules hold.
+    /// A caller that comes while the response is on its way may receive the response, too, even if
+    /// a write has ended since the load began. The next caller begins a new load. A response needs
+    /// no lifetime for this, and may have `max-age=0`. With [`rfc9111`](Self::rfc9111), a request
+    /// may have the cookies of its user, so only a response that is fresh when it arrives is shared
+    /// (RFC 9111, section 4). A request may have `no-cache`, as the request of a browser that
+    /// reloads a page. All other rules hold.
     ///
     /// Another process waits for one load at most. A response that is too large to be
     /// [pushed](crate::backend::RedisBackendBuilder::push_limit) is shared within its process only.

@@ -29,7 +29,8 @@ pub(super) struct Asked {
 }
 
 impl Http {
-    /// Gives headers their normal form. Returns all headers as they were, if any has one.
+    /// Gives headers their normal form. Returns all headers as they were, if any header has a
+    /// normal form.
     pub(super) fn normalize(&self, head: &mut Parts) -> Option<HeaderMap> {
         let mut as_sent = None;
         for (name, normal_form) in &self.0.normal_forms {
@@ -157,8 +158,8 @@ fn are_ignored(ignored: &[String], headers: &HeaderMap) -> bool {
     true
 }
 
-/// Returns whether a cookie is ignored. A cookie in which the service may read another one is not,
-/// such as `_ga=1, session=A`. A cookie without a name has an empty one.
+/// Returns whether a cookie is ignored. A cookie in which the service may read another cookie is
+/// not, such as `_ga=1, session=A`. A cookie without a name has an empty name.
 fn is_ignored(ignored: &[String], cookie: &[u8]) -> bool {
     let mut name: &[u8] = b"";
     let mut value = cookie;

@@ -73,8 +73,8 @@ fn whole_seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Returns the parameters for a response from this source, or for one to its caller alone. A stored
-/// response is fresh for so many seconds.
+/// Returns the parameters for a response from this source. A response for its caller alone has no
+/// source. A stored response is fresh for so many seconds.
 fn parameters(forward: &Forward, source: Option<Source>, ttl: Option<i64>) -> String {
     let ttl = ttl.map(|ttl| format!("; ttl={ttl}"));
     match (source, ttl.as_deref().unwrap_or_default()) {

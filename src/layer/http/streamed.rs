@@ -38,8 +38,8 @@ pub(super) struct CompleteResponse {
 }
 
 impl StreamedResponse {
-    /// Returns the response for a caller. It is never too late for the caller whose request it
-    /// answers, which has the trailers, too.
+    /// Returns the response for a caller. The response is never too late for the caller whose
+    /// request it answers. That caller has the trailers, too.
     pub(super) fn response(&self, is_own: bool) -> Result<Response<LayerBody>, NotJoined> {
         let elapsed = self.received.elapsed();
         if !is_own && elapsed >= self.joined_for {

@@ -1,7 +1,8 @@
 //! The treatment of a response that is an error.
 //!
-//! Rate limiters, firewalls and load limits answer one client with an error, so it decides nothing
-//! for others: their callers join the next flight. Only a `404` and a `410` speak of the resource.
+//! Rate limiters, firewalls and load limits answer one client with an error. Such an answer decides
+//! nothing for other clients: they join the next flight. Only a `404` and a `410` speak of the
+//! resource.
 
 use std::{
     any::{Any, type_name},
@@ -35,8 +36,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 ///
-/// The failure of the service. A stale response may stand in for it (RFC 5861, section 4), and its
-/// key backs off if a rule of the cache says so.
+/// The failure of the service. A stale response may stand in for the failure (RFC 5861, section 4),
+/// and its key backs off if a rule of the cache says so.
 pub(super) fn failing(
     asked: &Asked,
     parts: &Parts,
@@ -84,15 +85,15 @@ pub(super) fn is_failure(status: StatusCode) -> bool {
 }
 
 /// Returns whether a load that ended with this error decides for all of its callers. The answer to
-/// one caller does so only if a rule of the cache lets the key back off after it.
+/// one caller does so only if a rule of the cache lets the key back off.
 pub(super) fn concerns_all(error: &Error) -> bool {
     let is_of_caller =
         matches!(error.kind(), ErrorKind::Load | ErrorKind::Panicked | ErrorKind::LoadTimeout);
     !is_of_caller || error.retry_after().is_some()
 }
 
-/// Returns an error of the inner service as text, for callers that did not receive it. Only the
-/// caller whose request ran has the error itself, whose type promises nothing.
+/// Returns an error of the inner service as text, for callers that did not receive the error. Only
+/// the caller whose request ran has the error itself, whose type promises nothing.
 pub(super) fn described<E: 'static>(error: &E) -> BoxError {
     let error: &dyn Any = error;
     if let Some(error) = error.downcast_ref::<BoxError>() {

@@ -29,7 +29,7 @@ const OF_BYTES: [HeaderName; 5] = [
 ];
 
 /// Adds the validators of the stale response to a request for the whole response. Returns whether
-/// it has any.
+/// the stale response has validators.
 pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) -> bool {
     if stale.status() != StatusCode::OK {
         return false;
@@ -48,9 +48,9 @@ pub(super) fn add_validators(stale: &CachedResponse, request: &mut HeaderMap) ->
 pub(super) enum Validated {
     /// The stale response is renewed.
     Renewed(Response<Bytes>),
-    /// The `304` is about a response with another tag, so the stored one may not be renewed (RFC
-    /// 9111, section 4.3.4). But the condition of the request held (RFC 9110, section 13.1.2), so
-    /// the stored bytes are the right answer to it.
+    /// The `304` is about a response with another tag, so the stored response may not be renewed
+    /// (RFC 9111, section 4.3.4). But the condition of the request held (RFC 9110, section 13.1.2),
+    /// so the stored bytes are the right answer to the request.
     Confirmed(Response<Bytes>),
 }
 

@@ -239,29 +239,35 @@ async fn a_refusal_of_one_client_costs_the_service_few_calls() {
     assert!(many <= 1, "{many} of 50 expiries");
 }
 
-/// The requests of a client come one after another. With the waiter behind the leader as the next
-/// leader, six of them used up the tries of all others, and 500 waiters sent 500 requests.
+/// The requests of a client come one after another, ahead of all others or behind them. If they
+/// lead one flight after the other, they use up the tries of the others.
 #[tokio::test(start_paused = true)]
 async fn a_burst_of_one_refused_client_costs_the_service_few_calls() {
     for refusal in [Refusal::Status(503), Refusal::Status(429), Refusal::Error] {
-        let (inner, calls) = limiting(refusal, "max-age=1");
-        let service = layered_over(&inner);
-        receive(service.clone()).await;
-        sleep(1100 * MS).await;
-        let mut burst = Vec::new();
-        for _ in 0..6 {
-            let attacker = service.clone();
-            burst.push(spawn(async move { ask_for_refusal(&attacker).await }));
+        for ahead in [0, 3, 6] {
+            let (inner, calls) = limiting(refusal, "max-age=1");
+            let service = layered_over(&inner);
+            receive(service.clone()).await;
+            sleep(1100 * MS).await;
+            let burst = |count| -> Vec<_> {
+                let attackers = (0..count).map(|_| service.clone());
+                let ask = |attacker| spawn(async move { ask_for_refusal(&attacker).await });
+                attackers.map(ask).collect()
+            };
+            // The first one leads.
+            let mut attack = burst(1 + ahead);
+            sleep(MS).await;
+            let before = calls.count();
+            let waiters: Vec<_> = (0..500).map(|_| spawn(receive(service.clone()))).collect();
+            sleep(MS).await;
+            attack.extend(burst(6 - ahead));
+            for received in all(waiters).await {
+                assert_eq!(received.answer.status, StatusCode::OK);
+            }
+            all(attack).await;
+            let more = calls.count() - before;
+            assert!(more <= 5, "{refusal:?}, {ahead} ahead: {more} calls");
         }
-        sleep(MS).await;
-        let before = calls.count();
-        let waiters = (0..500).map(|_| spawn(receive(service.clone())));
-        for received in all(waiters).await {
-            assert_eq!(received.answer.status, StatusCode::OK);
-        }
-        all(burst).await;
-        let more = calls.count() - before;
-        assert!(more <= 5, "{refusal:?}: {more} calls");
     }
 }
 

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// A body that is left to its readers, and so keeps bytes for slow ones.
+/// A body that is left to its readers, and so keeps bytes for slow readers.
 pub(super) trait LeftBody: Send + Sync {
     /// Returns the reader that has taken nothing for longest, of the readers that are behind
-    /// another one.
+    /// another reader.
     fn slowest(&self) -> Option<SlowReader>;
 
     /// Ends a reader, and frees what was kept for that reader.
@@ -66,7 +66,7 @@ impl Backlog {
         lock(&self.bodies).by_number.remove(&number);
     }
 
-    /// Counts what a body keeps, in place of what it kept before.
+    /// Counts what a body keeps now, in place of what the body kept before.
     pub(super) fn count(&self, kept: u64, before: u64) {
         if kept > before {
             self.kept.fetch_add(kept - before, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Backlog {
         }
     }
 
-    /// Ends the slowest reader of all bodies. Returns whether there is one.
+    /// Ends the slowest reader of all bodies. Returns whether there is a slow reader.
     fn end_slowest(&self) -> bool {
         let mut slowest: Option<(SlowReader, Arc<dyn LeftBody>)> = None;
         for body in self.living() {

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{sync::lock, time::after};
 
-/// For how long the readers of a body wait for slower ones at least, in all. A fast reader may have
-/// read for a few milliseconds only, and a mere pause of a task must end no reader.
+/// For how long the readers of a body wait for slower readers at least, in all. A fast reader may
+/// have read for a few milliseconds only, and a mere pause of a task must end no reader.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A body that makes no progress for longer is a stream, or its sender has gone away.
 const IDLE: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ impl Collector {
             if let Some(collected) = collected(&body) {
                 return collected;
             }
-            // A body that is always ready lets its readers read it meanwhile. The first turn is for
+            // A body that is always ready lets its readers read meanwhile. The first turn is for
             // the callers that wait for the head. A small body is settled before that.
             let received = lock(&body.state).received;
             if received >= next_turn {
@@ -116,7 +116,7 @@ impl Collector {
     async fn serve(mut self) {
         let body = self.body.clone();
         let backlog = &body.limits.backlog;
-        // For how long readers have waited for slower ones.
+        // For how long readers have waited for slower readers.
         let mut waited = Duration::ZERO;
         loop {
             match wanted(&body) {
@@ -170,7 +170,7 @@ enum Wanted {
     Nothing,
     /// Each reader still has bytes to take.
     Later,
-    /// A reader waits for more, and too many bytes are kept for slower ones.
+    /// A reader waits for more, and too many bytes are kept for slower readers.
     Room,
     /// A reader waits for more.
     More,

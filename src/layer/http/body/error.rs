@@ -12,7 +12,7 @@ pub enum BodyError {
     Length,
     /// The body of the inner service panicked.
     Panicked,
-    /// This reader of a shared body was too slow for it. The others read on.
+    /// This reader of a shared body was too slow. The other readers read on.
     Slow,
 }
 

@@ -1,5 +1,5 @@
-//! The body that a caller receives. Several callers may read a body of the inner service while it
-//! arrives, each at its own pace.
+//! The body that a caller receives. Several callers may read a body of the inner service while the
+//! body arrives, each at its own pace.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! are freed ([`Collector::serve`]).
 //!
 //! What is kept for slow readers then is the backlog. While the backlog of a body is full, the
-//! other readers wait for the slowest one. They do so for no longer than they have read. So a slow
-//! reader may hold the others to half of their pace. After that the slowest reader gets an error.
+//! other readers wait for the slowest reader, for no longer than they have read. So a slow reader
+//! may hold the other readers to half of their pace. After that the slowest reader gets an error.
 //! While the backlog of the layer is full, the reader gets an error that has taken nothing for
 //! longest.
 

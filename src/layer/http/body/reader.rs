@@ -14,7 +14,8 @@ use super::{
 };
 use crate::sync::lock;
 
-/// A caller that reads a shared body, from the start on. Dropped, it frees what was kept for it.
+/// A caller that reads a shared body, from the start on. A reader that is dropped frees what was
+/// kept for it.
 pub(in super::super) struct Reader {
     body: Arc<SharedBody>,
     number: u64,
@@ -41,7 +42,7 @@ pub(in super::super) enum NotJoined {
 }
 
 impl Reader {
-    /// Joins a body, for the caller whose request the body answers or for another one.
+    /// Joins a body, for the caller whose request the body answers or for another caller.
     pub(super) fn join(body: &Arc<SharedBody>, is_own: bool) -> Result<JoinedBody, NotJoined> {
         let mut state = lock(&body.state);
         if !is_own && matches!(state.end, Some(Err(_))) {

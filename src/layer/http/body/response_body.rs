@@ -21,11 +21,11 @@ use crate::error::BoxError;
 
 /// The body of a response. `B` is the body of the inner service.
 ///
-/// The body of a response to a request that passed is a `B`, in its place. Any other one is stored
-/// bytes, or the body of the inner service in a box. The callers of a process may read that
-/// together, each at its own pace. If it breaks off, all of them get its [error](BodyError).
+/// The body of a response to a request that passed is a `B`, in its place. Any other body is stored
+/// bytes, or the body of the inner service in a box. The callers of a process may read such a body
+/// together, each at its own pace. If the body breaks off, all of them get its [error](BodyError).
 ///
-/// It is `Send` if `B` is, and `Unpin` if `B` is.
+/// The body is `Send` if `B` is, and `Unpin` if `B` is.
 #[pin_project]
 pub struct ResponseBody<B> {
     #[pin]
@@ -110,7 +110,7 @@ pub(in super::super) enum LayerBody {
 
 impl LayerBody {
     /// Returns a body from its start on, for the caller whose request the body answers or for
-    /// another one.
+    /// another caller.
     pub(in super::super) fn join(body: &Arc<SharedBody>, is_own: bool) -> Result<Self, NotJoined> {
         match Reader::join(body, is_own)? {
             JoinedBody::Whole(bytes) => Ok(Self::Whole(bytes)),

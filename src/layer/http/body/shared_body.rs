@@ -21,14 +21,14 @@ use super::{
 };
 use crate::sync::lock;
 
-/// A piece from this size on is kept as it came. Smaller ones are joined, because a list of small
+/// A piece from this size on is kept as it came. Smaller pieces are joined, because a list of small
 /// `Bytes` takes many times their size.
 const WORTH_KEEPING: usize = 4 << 10;
 /// The size up to which small pieces are joined. A piece may be copied as often as a reader has a
 /// reference to it.
 const JOINED: usize = 8 << 10;
-/// How long a body is without a reader before it counts as unread. The callers that wait for the
-/// body have their turns meanwhile.
+/// How long a body is without a reader before the body counts as unread. The callers that wait for
+/// the body have their turns meanwhile.
 const UNREAD: Duration = Duration::from_millis(50);
 
 /// When a body is no longer collected, and what is kept for its slow readers then.
@@ -45,7 +45,8 @@ pub(in super::super) struct BodyLimits {
 /// A body of the inner service that callers read while it arrives.
 pub(in super::super) struct SharedBody {
     pub(super) limits: BodyLimits,
-    /// The length that the headers announce, or else the body. The heads of its readers have it.
+    /// The length that the headers announce, or else the body. The head that each reader has got
+    /// says this length, too.
     pub(super) announced: Option<u64>,
     pub(super) begun: Instant,
     pub(super) state: Mutex<State>,
@@ -271,7 +272,7 @@ impl State {
     }
 
     /// Returns the reader that has taken nothing for longest, of the readers that are behind
-    /// another one.
+    /// another reader.
     fn longest_behind(&self) -> Option<SlowReader> {
         let fastest = self.fastest_place()?;
         let mut longest: Option<SlowReader> = None;
@@ -329,7 +330,7 @@ impl State {
     }
 }
 
-/// Returns the bytes from a place on, as far as they lie together.
+/// Returns the bytes from a place on, as far as these bytes lie together.
 fn bytes_at(pieces: &VecDeque<Piece>, place: u64) -> Option<Bytes> {
     let after = pieces.partition_point(|piece| piece.start <= place);
     let piece = pieces.get(after.checked_sub(1)?)?;
