@@ -87,8 +87,10 @@ impl Collector {
         });
         let mut next_turn = TURN;
         loop {
-            if let Some(collected) = collected(&body) {
-                return collected;
+            match collection(&body) {
+                Collection::UnderWay => {}
+                Collection::Whole(bytes) => return Ok(bytes),
+                Collection::Over(why) => return Err(why),
             }
             // A body that is always ready lets its readers read meanwhile. The first turn is for
             // the callers that wait for the head. A small body is settled before that.
@@ -152,15 +154,22 @@ impl Collector {
     }
 }
 
-/// Returns how the collection of a body has ended, if it has.
-fn collected(body: &SharedBody) -> Option<Result<Bytes, NotCollected>> {
+/// How far the collection of a body is.
+enum Collection {
+    UnderWay,
+    Whole(Bytes),
+    /// The body is not collected.
+    Over(NotCollected),
+}
+
+fn collection(body: &SharedBody) -> Collection {
     let mut state = lock(&body.state);
     match &state.end {
-        Some(Ok(Some(_trailers))) => Some(Err(NotCollected::Unfit)),
-        Some(Err(error)) => Some(Err(NotCollected::Broken(error.clone()))),
-        _ if state.received > body.limits.size => Some(Err(NotCollected::Unfit)),
-        Some(Ok(None)) => Some(Ok(state.whole())),
-        None => None,
+        Some(Ok(Some(_trailers))) => Collection::Over(NotCollected::Unfit),
+        Some(Err(error)) => Collection::Over(NotCollected::Broken(error.clone())),
+        _ if state.received > body.limits.size => Collection::Over(NotCollected::Unfit),
+        Some(Ok(None)) => Collection::Whole(state.whole()),
+        None => Collection::UnderWay,
     }
 }
 
