@@ -149,16 +149,10 @@ impl<T> Default for StateChange<T> {
 }
 
 impl<T> StateChange<T> {
-    /// Wakes all followers.
-    ///
-    /// The first one to wake leads the next flight if this one had nothing for it. It is not the
-    /// one that came right behind the leader: requests that come one after another are often alike.
+    /// Wakes all followers, in the order in which they have registered.
     pub(super) fn tell(self) {
-        let Self { mut followers, before, unused } = self;
-        // So the leaders of several flights in a row come from different parts of the crowd.
-        let first = followers.len() * 5 / 13;
-        let (earlier, later) = followers.split_at_mut(first);
-        for waker in later.iter_mut().chain(earlier).filter_map(Option::take) {
+        let Self { followers, before, unused } = self;
+        for waker in followers.into_iter().flatten() {
             waker.wake();
         }
         drop(before);
