@@ -23,7 +23,7 @@ pub(crate) struct Questions {
 
 impl Questions {
     /// Subscribes to the questions.
-    pub(crate) async fn hear(
+    pub(crate) async fn subscribe(
         backend: Arc<dyn Leases>,
         namespace: &Namespace,
         family: Family,

@@ -85,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let answering = self.core.activity.answering.clone();
         async move {
             let _answers = answering.lock_owned().await;
-            let hearing = Questions::hear(backend, &namespace, Family::Cache);
+            let hearing = Questions::subscribe(backend, &namespace, Family::Cache);
             let Some(mut questions) = hearing.await else { return };
             loop {
                 let is_asked = questions.is_asked().await;

@@ -53,6 +53,15 @@ pub enum Upgrade {
 }
 
 impl<Hold> Guard<Hold> {
+    pub(super) fn new(lease: LeaseGuard) -> Self {
+        Self::sharing(Arc::new(lease))
+    }
+
+    /// Returns another guard of a lease.
+    pub(super) fn sharing(lease: Arc<LeaseGuard>) -> Self {
+        Self { lease, hold: PhantomData }
+    }
+
     /// Releases the lock. If several guards share its lease, the last guard releases the lock, and
     /// each guard reports a loss.
     ///
@@ -112,18 +121,18 @@ impl ReadGuard {
         let lease = match Arc::try_unwrap(self.lease) {
             Ok(lease) => lease,
             // A clone of this guard is another reader.
-            Err(shared) => return Ok(Upgrade::Busy(shared.into())),
+            Err(shared) => return Ok(Upgrade::Busy(Self::sharing(shared))),
         };
         Ok(match lease.convert_to(Mode::Write).await? {
-            Conversion::Done(writer) => Upgrade::Done(writer.into()),
-            Conversion::Refused(reader) => Upgrade::Busy(reader.into()),
+            Conversion::Done(writer) => Upgrade::Done(Guard::new(writer)),
+            Conversion::Refused(reader) => Upgrade::Busy(Self::new(reader)),
         })
     }
 }
 
 impl Clone for ReadGuard {
     fn clone(&self) -> Self {
-        self.lease.clone().into()
+        Self::sharing(self.lease.clone())
     }
 }
 
@@ -137,22 +146,10 @@ impl WriteGuard {
             Err(shared) => return Err(shared.lost_error()),
         };
         match lease.convert_to(Mode::Read).await? {
-            Conversion::Done(reader) => Ok(reader.into()),
+            Conversion::Done(reader) => Ok(Guard::new(reader)),
             // No other holder can be in the way of a writer, so the lease is lost.
             Conversion::Refused(lost) => Err(lost.lost_error()),
         }
-    }
-}
-
-impl<Hold> From<LeaseGuard> for Guard<Hold> {
-    fn from(lease: LeaseGuard) -> Self {
-        Arc::new(lease).into()
-    }
-}
-
-impl<Hold> From<Arc<LeaseGuard>> for Guard<Hold> {
-    fn from(lease: Arc<LeaseGuard>) -> Self {
-        Self { lease, hold: PhantomData }
     }
 }
 

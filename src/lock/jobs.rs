@@ -355,7 +355,7 @@ impl<When> Lock<Scheduled<When>> {
         let marked = self.space.engine.janitor.mark(&lease.release.claim, tick).await?;
         if marked.is_set {
             self.publish(schedule, Some(tick.at));
-            let turn = Turn { guard: lease.into(), tick, previous: marked.before };
+            let turn = Turn { guard: MutexGuard::new(lease), tick, previous: marked.before };
             return Ok(DueTick::Begun(turn));
         }
         if tick.is_possible(marked.before, lease.release.claim.owner) {

@@ -59,7 +59,8 @@ pub(super) async fn inspect(
     Ok(listed)
 }
 
-/// Ends what is held of a lock, if its holder is still the listed one. Returns whether it was.
+/// Ends the leases of a lock, if its holder is still the listed holder. Returns whether that was
+/// so.
 pub(super) async fn end(space: &LockSpace, lock: &ListedLock) -> Result<bool, Error> {
     let mode = match lock.kind {
         SemaphoreKind::Mutex => Mode::Exclusive,

@@ -115,9 +115,9 @@ impl Locks {
 
     /// Returns the [mutexes](Self::mutex) of several names, from 1 to 64, to acquire them together.
     ///
-    /// They are acquired in the order of their names, so two callers never wait for each other.
-    /// While the caller waits for one name, it holds the names before it. If one lock is not
-    /// acquired, the others are released.
+    /// An acquisition takes the locks in the order of their names, so two callers never wait for
+    /// each other. While the caller waits for one name, it holds the names before that name. If one
+    /// lock is not acquired, the other locks are released.
     pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
         Several::new(&self.space, names.into_iter().map(Into::into).collect())
     }
@@ -339,7 +339,7 @@ impl Locks {
         let answering = self.servers.answering.clone();
         async move {
             let _answers = answering.lock_owned().await;
-            // An invalid namespace has no locks to tell of.
+            // With an invalid namespace, no caller waits.
             if let Ok(namespace) = namespace {
                 waiting_callers::answer_questions(engine, backend, namespace).await;
             }

@@ -62,7 +62,8 @@ impl<Servers> Mutex<Servers> {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        Ok(self.acquire_in(self.kind.mode).await?.into())
+        let lease = self.acquire_in(self.kind.mode).await?;
+        Ok(MutexGuard::new(lease))
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, if it is free. Returns `None` if there is
@@ -73,8 +74,8 @@ impl<Servers> Mutex<Servers> {
     /// [`Locks::mutex`](super::Locks::mutex). Of callers that try at the same moment at a
     /// [`Redlock`](crate::Redlock), all may get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        let guard = self.try_acquire_in(self.kind.mode).await?;
-        Ok(guard.map(MutexGuard::from))
+        let lease = self.try_acquire_in(self.kind.mode).await?;
+        Ok(lease.map(MutexGuard::new))
     }
 }
 

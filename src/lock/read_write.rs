@@ -49,14 +49,15 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn read(&self) -> Result<ReadGuard, Error> {
-        Ok(self.acquire_in(Mode::Read).await?.into())
+        let lease = self.acquire_in(Mode::Read).await?;
+        Ok(ReadGuard::new(lease))
     }
 
     /// Acquires the lock as [`read`](Self::read) does. Returns `None` if a writer holds it or waits
     /// for it.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
-        let guard = self.try_acquire_in(Mode::Read).await?;
-        Ok(guard.map(ReadGuard::from))
+        let lease = self.try_acquire_in(Mode::Read).await?;
+        Ok(lease.map(ReadGuard::new))
     }
 
     /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
@@ -65,14 +66,15 @@ impl RwLock {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn write(&self) -> Result<WriteGuard, Error> {
-        Ok(self.acquire_in(Mode::Write).await?.into())
+        let lease = self.acquire_in(Mode::Write).await?;
+        Ok(WriteGuard::new(lease))
     }
 
     /// Acquires the lock as [`write`](Self::write) does. Returns `None` if there is another holder
     /// or a waiter.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
-        let guard = self.try_acquire_in(Mode::Write).await?;
-        Ok(guard.map(WriteGuard::from))
+        let lease = self.try_acquire_in(Mode::Write).await?;
+        Ok(lease.map(WriteGuard::new))
     }
 }
 

@@ -111,8 +111,8 @@ impl Redlock {
     /// Creates locks as [`over`](Self::over) does, with this limit in place of 50 ms for the answer
     /// of one server.
     ///
-    /// Set at least four round trips to the servers, so that a busy moment is no outage. It must be
-    /// short against the lease, because a late answer is spent from it. A
+    /// Set at least four round trips to the servers, so that a busy moment is no outage. The limit
+    /// must be short against the lease, because the time of a late answer is lost for the lease. A
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy must leave room
     /// for four answers, one after the other.
     ///
@@ -132,8 +132,8 @@ impl Redlock {
     /// Connects to the servers, and checks that a majority answers in a quarter of the [answer
     /// limit](Self::with_answer_limit).
     ///
-    /// Without this call, the first request may fail because its connections are not made yet;
-    /// `lock` asks again. Wrong passwords and missing rights are reported by
+    /// Without this call, the first request may fail because its connections are not made yet. Then
+    /// `lock` tries again. Wrong passwords and missing rights are reported by
     /// [`ready`](crate::RedisBackend::ready) of each server.
     ///
     /// # Errors and cancel safety

@@ -99,12 +99,12 @@ impl ReentrantMutex {
     /// Returns another guard of the lease that this holder has.
     fn another_guard(&self) -> Option<MutexGuard> {
         let lease = self.kind.0.borrow().upgrade()?;
-        if lease.is_lost() { None } else { Some(lease.into()) }
+        if lease.is_lost() { None } else { Some(MutexGuard::sharing(lease)) }
     }
 
     /// Shares a lease with the tasks of this holder that wait.
     fn share(&self, lease: LeaseGuard) -> MutexGuard {
-        let guard = MutexGuard::from(lease);
+        let guard = MutexGuard::new(lease);
         self.kind.0.send_replace(Arc::downgrade(&guard.lease));
         guard
     }

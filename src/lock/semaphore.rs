@@ -86,15 +86,16 @@ impl Semaphore {
     /// more than there are permits, or more than 1,000.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
         let mode = permit_mode(&self.key, self.kind.0, count)?;
-        Ok(self.acquire_in(mode).await?.into())
+        let lease = self.acquire_in(mode).await?;
+        Ok(SemaphorePermit::new(lease))
     }
 
     /// Acquires permits as [`acquire_many`](Self::acquire_many) does. Returns `None` if too many
     /// are held, or if another caller waits.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
         let mode = permit_mode(&self.key, self.kind.0, count)?;
-        let permit = self.try_acquire_in(mode).await?;
-        Ok(permit.map(SemaphorePermit::from))
+        let lease = self.try_acquire_in(mode).await?;
+        Ok(lease.map(SemaphorePermit::new))
     }
 
     /// Returns how many permits were free when the server answered. For the errors, see

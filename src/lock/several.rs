@@ -59,7 +59,7 @@ impl Several {
             claims.push(Claim { waits, ..claim });
         }
         let leases = self.acquire_leases(claims).await?;
-        let guards = leases.into_iter().map(MutexGuard::from);
+        let guards = leases.into_iter().map(MutexGuard::new);
         Ok(SeveralGuard { guards: names.into_iter().zip(guards).collect() })
     }
 

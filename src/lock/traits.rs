@@ -8,7 +8,7 @@ use self::sealed::{HasMode, Sealed};
 /// Only kinds of this crate implement the trait.
 pub trait Renewed: Sealed {}
 
-/// A kind of lock that any process can look at, and end by force:
+/// A kind of lock whose holder any process can read, and whose leases any process can end by force:
 /// [`Lock::holder`](super::Lock::holder) and [`Lock::force_unlock`](super::Lock::force_unlock).
 ///
 /// Only kinds of this crate implement the trait.
@@ -22,7 +22,7 @@ pub trait Fenced: Sealed {}
 pub(super) mod sealed {
     use crate::backend::Mode;
 
-    /// Cannot be named outside of the crate, so no other crate can implement what needs it.
+    /// Other crates cannot name this trait, and so cannot implement the traits that require it.
     pub trait Sealed {}
 
     /// The mode by which the backend finds the holders.

@@ -23,7 +23,7 @@ pub(super) async fn answer_questions(
     namespace: Namespace,
 ) {
     let id = Owner::fresh().to_string();
-    let Some(mut questions) = Questions::hear(backend, &namespace, Family::Lock).await else {
+    let Some(mut questions) = Questions::subscribe(backend, &namespace, Family::Lock).await else {
         return;
     };
     loop {

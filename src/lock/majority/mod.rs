@@ -201,7 +201,7 @@ impl Majority {
     async fn claim_everywhere(
         &self,
         claim: &Claim,
-        begun: Instant,
+        since: Instant,
     ) -> Result<ClaimRound, BackendError> {
         let requests = self.servers.iter().map(async |server| {
             let mut acquisition = Acquisition::new(server, of_share(server, claim, None));
@@ -237,7 +237,7 @@ impl Majority {
             self.contention.met(&claim.name, &self.servers);
         }
         let answer = if has_majority {
-            match self.write_fence(claim, &mut hold, begun).await {
+            match self.write_fence(claim, &mut hold, since).await {
                 Ok(true) => Ok(Claimed::Granted(Grant::new(hold.fence))),
                 Ok(false) => Err(self.undecided(&answers)),
                 Err(error) => Err(error),
@@ -274,12 +274,12 @@ impl Majority {
     /// majority might share only this server with the present majority, and would be granted a
     /// smaller fence.
     ///
-    /// The lease counts from `begun`.
+    /// The lease counts from `since`.
     async fn write_fence(
         &self,
         claim: &Claim,
         hold: &mut Hold,
-        begun: Instant,
+        since: Instant,
     ) -> Result<bool, BackendError> {
         let fence = hold.fence;
         let writes =
@@ -293,7 +293,7 @@ impl Majority {
             });
         let answers = join_all(writes).await;
         let is_written = self.decide(&answers, |is_written| Some(*is_written))?;
-        if is_written && begun.elapsed() >= trusted(claim.lease) {
+        if is_written && since.elapsed() >= trusted(claim.lease) {
             return Err(self.undecided(&answers));
         }
         for ((server, share), answer) in self.servers.iter().zip(&mut hold.shares).zip(answers) {
@@ -359,7 +359,7 @@ impl Leases for Majority {
     /// servers at the same moment.
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         only_exclusive(claim.mode)?;
-        let begun = Instant::now();
+        let since = Instant::now();
         if let Some(grant) = self.renew_if_granted(claim).await? {
             return Ok(Claimed::Granted(grant));
         }
@@ -369,12 +369,12 @@ impl Leases for Majority {
                 sleep(pause).await;
             }
             tries += 1;
-            let ClaimRound { answer, is_any_granted } = self.claim_everywhere(claim, begun).await?;
+            let ClaimRound { answer, is_any_granted } = self.claim_everywhere(claim, since).await?;
             if let Claimed::Granted(_) = answer {
                 return Ok(answer);
             }
             // A server that does not answer may have taken all the time.
-            if !is_any_granted || tries == TRIES || begun.elapsed() >= self.limit {
+            if !is_any_granted || tries == TRIES || since.elapsed() >= self.limit {
                 return Ok(answer);
             }
         }
@@ -432,13 +432,13 @@ impl Leases for Majority {
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
-        let begun = Instant::now();
+        let since = Instant::now();
         if let Some(grant) = self.renew_if_granted(to).await? {
             return Ok(Some(grant));
         }
         let Some(hold) = self.hold(from) else { return Ok(None) };
         let mut next = Hold { fence: hold.fence + 1, ..hold };
-        if !self.write_fence(to, &mut next, begun).await? {
+        if !self.write_fence(to, &mut next, since).await? {
             // A minority of the servers may still have the hold.
             self.release(from).await?;
             return Ok(None);
