@@ -102,6 +102,8 @@ impl Engine {
         outcome
     }
 
+    /// Acquires all leases of the terms in rounds. If a lease is lost during a round, the round's
+    /// leases are released and another round begins within the wait limit.
     async fn acquire_all(
         &self,
         since: Instant,
@@ -127,7 +129,8 @@ impl Engine {
                     outcome = Err(waiting.not_acquired(claim));
                 }
             }
-            // The error says more than how the releases end.
+            // The outcomes of the releases are ignored, because the error of the acquisition says
+            // more.
             join_all(granted.into_iter().map(Acquired::give_back)).await;
             outcome?;
             is_first_round = false;
@@ -290,6 +293,7 @@ impl Engine {
         }
     }
 
+    /// Creates the guards of leases that were granted, which begins their renewals.
     fn guards_of(&self, granted: Vec<Acquired>, terms: &AcquireTerms) -> Vec<LeaseGuard> {
         let mut guards = Vec::with_capacity(granted.len());
         for Acquired { mut acquisition, slot } in granted {
@@ -313,8 +317,8 @@ enum QueueEvent {
     Unread,
 }
 
-/// Returns the claim of a lease that has ended while its caller waited for further leases. The
-/// guard of a single lease reports the loss.
+/// Returns the claim of a lease that has ended while its caller waited for further leases. Returns
+/// `None` for a single lease, because its guard reports the loss.
 fn lost_meanwhile(granted: &[Acquired]) -> Option<&Claim> {
     if granted.len() == 1 {
         return None;
@@ -343,6 +347,7 @@ impl Acquired {
         }
     }
 
+    /// Releases the lease.
     async fn give_back(self) {
         let _ = self.acquisition.give_back().await;
     }

@@ -190,6 +190,8 @@ impl Latch {
         self
     }
 
+    /// Reads the latch after each push and each interval, until the latch is done, is not set, or
+    /// the wait limit has passed.
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let deadline = after(Instant::now(), self.wait_limit);
         let mut pauses = Pauses::default();
@@ -222,7 +224,7 @@ impl Latch {
     }
 
     /// Returns a claim that registers a waiter for the pushes to all waiters. The claim is never
-    /// sent, and needs no queue entry.
+    /// sent, so its mode does not matter, and it needs no queue entry.
     fn silent_claim(&self, name: &Name) -> Claim {
         let owner = self.space.engine.backend.new_owner();
         let limit = self.wait_limit;
@@ -232,7 +234,8 @@ impl Latch {
 
     /// Sends an operation that may be sent twice, until an answer comes or the wait limit ends.
     ///
-    /// A refusal that passes by itself, such as during a failover, is not an answer yet.
+    /// A refusal that passes by itself, such as during a failover, is not an answer yet. `done` is
+    /// the operation in the words of the error: the latch was not `done`.
     async fn send<'a, T>(
         &self,
         done: &str,

@@ -71,7 +71,8 @@ impl Store for RedisBackend {
             .arg(if claim.listens { &self.0.channel_names.id } else { "" });
         let mut claimed = self.claimed(claim, &call).await?;
         if let Claimed::Granted(grant) = &mut claimed {
-            // An entry that this caller had not seen would have been the answer.
+            // The script returns an entry that the caller had not seen. So if the caller had seen
+            // no entry, the name has no entry.
             grant.has_no_entry = seen == 0;
         }
         Ok(claimed)
@@ -238,11 +239,14 @@ impl Store for RedisBackend {
 }
 
 impl RedisBackend {
+    /// Returns the call that sets a latch or counts it down. The last argument is missing: the time
+    /// to live of a latch to be set, or nothing.
     fn latch_call(&self, name: &Name, id: Owner, count: u32) -> Call<'static> {
         let keys = [keys::LATCH, self.channel()];
         Call::new(&SCRIPTS.latch, name, &keys).owner(id).arg(count)
     }
 
+    /// Reads the entries of some names by one command, without their ages.
     async fn read_all(&self, names: &[Name]) -> Result<EntryAnswers, BackendError> {
         let mut get = Cmd::with_capacity(names.len() + 1, names.len() * 64);
         get.arg("MGET");
@@ -262,6 +266,7 @@ impl RedisBackend {
         }
     }
 
+    /// Reads an entry with its age.
     async fn read_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         let mut reads = Pipeline::with_capacity(2);
         reads.cmd("TIME").add_command(get(name));
@@ -275,6 +280,7 @@ impl RedisBackend {
         Ok(entry.map(|entry| entry.read_at(now)))
     }
 
+    /// Reads the entry in the reply to a `GET`.
     fn entry(&self, reply: Value) -> Result<Option<Entry>, BackendError> {
         match reply {
             Value::Nil => Ok(None),
@@ -295,6 +301,7 @@ fn lacks_age(answer: &Result<Option<Entry>, BackendError>) -> bool {
     matches!(answer, Ok(Some(Entry { windows: Some(windows), .. })) if !windows.is_fresh_only())
 }
 
+/// Returns the command that reads the entry of a name.
 fn get(name: &Name) -> Cmd {
     let mut get = Cmd::with_capacity(2, name.prefix.len() + 40);
     get.arg("GET");
@@ -303,7 +310,8 @@ fn get(name: &Name) -> Cmd {
 }
 
 /// Adds an entry to a call that has all other arguments: the bytes before `head`, the bytes behind
-/// the time, the size, and the life of the entry.
+/// the time, the size, and the life of the entry. The script writes the missing bytes in between:
+/// the time at which it stores the entry and, if `head` is before the fence, the fence.
 ///
 /// With a key to be `staged` at, a command before the script writes the entry to that key, and the
 /// call carries no bytes. A server copies each argument of a script several times, and never copies
