@@ -151,7 +151,7 @@ impl Channels {
             return;
         }
         let name = Name::of_lock(topic);
-        first.orphaned(Claim::under(handover.owner, name, mode, HANDOVER_LIFE, HANDOVER_LIFE));
+        first.orphaned(Claim::with_owner(handover.owner, name, mode, HANDOVER_LIFE, HANDOVER_LIFE));
     }
 
     /// Registers a waiter whose changes come through some channels of a server.

@@ -144,11 +144,11 @@ pub struct Claim {
 impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        Self::under(Owner::fresh(), name, mode, lease, fence_life)
+        Self::with_owner(Owner::fresh(), name, mode, lease, fence_life)
     }
 
     /// Creates a claim of an owner that waits.
-    pub(crate) fn under(
+    pub(crate) fn with_owner(
         owner: Owner,
         name: Name,
         mode: Mode,
@@ -253,11 +253,11 @@ pub struct Owner(Uuid);
 impl Owner {
     /// Creates an owner that no other acquisition has.
     pub fn fresh() -> Self {
-        Self::of(ProcessId::of_this())
+        Self::from_process(ProcessId::of_this())
     }
 
     /// Creates an owner of a process that no other acquisition has.
-    pub(crate) fn of(process: ProcessId) -> Self {
+    pub(crate) fn from_process(process: ProcessId) -> Self {
         let (_, low) = random::id().as_u64_pair();
         Self(Uuid::from_u64_pair(process.0, low))
     }

@@ -104,7 +104,7 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Returns an owner for a claim, which no other acquisition has.
     fn new_owner(&self) -> Owner {
-        Owner::of(self.process())
+        Owner::from_process(self.process())
     }
 
     /// Grants the lease if it is free for a claim of this mode. To the owner that has the lease,

@@ -23,7 +23,7 @@ use tracing::Instrument;
 use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
     keeper::KeptEntry,
-    local_queue::{Slot, SlotNotice},
+    local_queue::{Entered, Slot, SlotNotice},
     try_limit,
 };
 use crate::{
@@ -195,10 +195,10 @@ impl Engine {
         }
         loop {
             let notices = match self.queues.enter(self.acquisition(claim.clone())) {
-                Ok(SlotNotice { acquisition, slot }) => {
+                Entered::First(SlotNotice { acquisition, slot }) => {
                     return Ok(self.contender(acquisition, upkeep, Some(slot)));
                 }
-                Err(notices) => notices,
+                Entered::Behind(notices) => notices,
             };
             let unread = Box::pin(self.queues.unread(&claim.name, claim.lease));
             let event = Box::pin(waiting.bounded(async {

@@ -39,7 +39,17 @@ const UNREAD: Duration = Duration::from_secs(1);
 
 /// The local queues of one engine. Each exists while a caller contends or holds.
 #[derive(Default)]
-pub(super) struct LocalQueues(DashMap<Name, LocalQueue, Hasher>);
+pub(super) struct LocalQueues {
+    by_name: DashMap<Name, LocalQueue, Hasher>,
+}
+
+/// What a caller gets when it enters a local queue.
+pub(super) enum Entered {
+    /// The slot, because no other caller has it.
+    First(SlotNotice),
+    /// A receiver that gets the slot later.
+    Behind(oneshot::Receiver<SlotNotice>),
+}
 
 struct LocalQueue {
     waiters: VecDeque<QueuedCaller>,
@@ -89,22 +99,20 @@ pub(crate) struct Slot {
 }
 
 impl LocalQueues {
-    /// Enters the local queue of a claim. Returns the slot, or a receiver that gets the slot later.
-    pub(super) fn enter(
-        self: &Arc<Self>,
-        acquisition: Box<Acquisition>,
-    ) -> Result<SlotNotice, oneshot::Receiver<SlotNotice>> {
+    /// Enters the local queue of a claim.
+    pub(super) fn enter(self: &Arc<Self>, acquisition: Box<Acquisition>) -> Entered {
         let name = acquisition.claim().name.clone();
-        match self.0.entry(name.clone()) {
+        match self.by_name.entry(name.clone()) {
             Entry::Occupied(mut queue) => {
                 let (notify, notices) = oneshot::channel();
                 queue.get_mut().push(QueuedCaller { acquisition, notify });
-                Err(notices)
+                Entered::Behind(notices)
             }
             Entry::Vacant(queue) => {
                 let slot = SlotUse::Request(Instant::now());
                 queue.insert(LocalQueue { waiters: VecDeque::new(), slot });
-                Ok(SlotNotice { acquisition, slot: Slot::new(self.clone(), name, None) })
+                let slot = Slot::new(self.clone(), name, None);
+                Entered::First(SlotNotice { acquisition, slot })
             }
         }
     }
@@ -119,7 +127,7 @@ impl LocalQueues {
         loop {
             let now = Instant::now();
             let next_check = now + limit;
-            let overdue_at = self.0.get(name).and_then(|queue| queue.slot.overdue_at(limit));
+            let overdue_at = self.by_name.get(name).and_then(|queue| queue.slot.overdue_at(limit));
             let overdue_at = overdue_at.unwrap_or(next_check);
             if overdue_at <= now {
                 return;
@@ -131,7 +139,7 @@ impl LocalQueues {
     /// Returns how many callers wait behind the caller with the slot, for each name with waiters.
     pub(super) fn waiters(&self) -> Vec<(Name, usize)> {
         let mut waiters = Vec::new();
-        for queue in &self.0 {
+        for queue in &self.by_name {
             let count = queue.waiters.iter().filter(|caller| caller.still_waits()).count();
             if count > 0 {
                 waiters.push((queue.key().clone(), count));
@@ -141,7 +149,7 @@ impl LocalQueues {
     }
 
     fn set_use(&self, name: &Name, slot: SlotUse) {
-        if let Some(mut queue) = self.0.get_mut(name) {
+        if let Some(mut queue) = self.by_name.get_mut(name) {
             queue.slot = slot;
         }
     }
@@ -212,7 +220,7 @@ impl Slot {
     }
 
     fn waiters(&self) -> u32 {
-        let queue = self.queues.0.get(&self.name);
+        let queue = self.queues.by_name.get(&self.name);
         let waiters = queue.map_or(0, |queue| queue.waiters.len());
         u32::try_from(waiters).unwrap_or(PASSES)
     }
@@ -243,13 +251,15 @@ impl Slot {
             return None;
         }
         self.passes += 1;
-        self.queues.0.get_mut(&self.name)?.take_first()
+        self.queues.by_name.get_mut(&self.name)?.take_first()
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Entry::Occupied(mut queue) = self.queues.0.entry(self.name.clone()) else { return };
+        let Entry::Occupied(mut queue) = self.queues.by_name.entry(self.name.clone()) else {
+            return;
+        };
         let Some(QueuedCaller { acquisition, notify }) = queue.get_mut().take_first() else {
             queue.remove();
             return;
@@ -283,15 +293,15 @@ mod tests {
             let claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
             queues.enter(Box::new(Acquisition::new(&janitor, claim)))
         };
-        let Ok(first) = enter() else { panic!("another caller has the slot") };
-        let Err(stays) = enter() else { panic!("there are two slots") };
+        let Entered::First(first) = enter() else { panic!("another caller has the slot") };
+        let Entered::Behind(stays) = enter() else { panic!("there are two slots") };
         for _ in 0..10_000 {
             drop(enter());
         }
-        assert!(queues.0.get(&name).is_some_and(|queue| queue.waiters.len() < 16));
+        assert!(queues.by_name.get(&name).is_some_and(|queue| queue.waiters.len() < 16));
         drop(first);
         assert!(stays.await.is_ok_and(|notice| !notice.acquisition.is_granted()));
-        assert!(queues.0.is_empty());
+        assert!(queues.by_name.is_empty());
         Ok(())
     }
 }

@@ -143,7 +143,7 @@ impl<Kind: Inspected> Lock<Kind> {
 }
 
 impl<Kind> Lock<Kind> {
-    pub(super) fn of_kind(space: &LockSpace, key: Key, kind: Kind) -> Self {
+    pub(super) fn with_kind(space: &LockSpace, key: Key, kind: Kind) -> Self {
         Self {
             space: space.clone(),
             name: space.name(&key),

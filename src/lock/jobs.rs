@@ -243,7 +243,7 @@ impl Ticks {
 impl<When> Lock<Scheduled<When>> {
     fn scheduled(space: &LockSpace, name: Key, when: When) -> Self {
         let kind = Scheduled { runs_again: false, when };
-        Lock::of_kind(space, name, kind).standing_by()
+        Lock::with_kind(space, name, kind).standing_by()
     }
 
     /// Makes a tick whose turn crashes run again, unless a later tick has begun. A turn crashes if

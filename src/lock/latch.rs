@@ -228,7 +228,7 @@ impl Latch {
     fn silent_claim(&self, name: &Name) -> Claim {
         let owner = self.space.engine.backend.new_owner();
         let limit = self.wait_limit;
-        let claim = Claim::under(owner, name.clone(), Mode::Read, limit, limit);
+        let claim = Claim::with_owner(owner, name.clone(), Mode::Read, limit, limit);
         Claim { waits: false, ..claim }
     }
 

@@ -41,7 +41,7 @@ pub struct Elected(Mode);
 impl Candidate {
     pub(super) fn new(space: &LockSpace, name: Key) -> Self {
         let mode = if space.has_queues() { Mode::Fair } else { Mode::Exclusive };
-        Lock::of_kind(space, name, Elected(mode)).standing_by()
+        Lock::with_kind(space, name, Elected(mode)).standing_by()
     }
 
     /// Waits until this candidate leads, runs the work, and returns its output.

@@ -93,19 +93,19 @@ impl<Servers> Locks<Servers> {
     ///
     /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting).
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex<Servers> {
-        Lock::of_kind(&self.space, name.into(), Exclusive::new(Mode::Exclusive))
+        Lock::with_kind(&self.space, name.into(), Exclusive::new(Mode::Exclusive))
     }
 }
 
 impl Locks {
     /// Returns a lock that many readers or one writer have at a time.
     pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
-        Lock::of_kind(&self.space, name.into(), ReadWrite)
+        Lock::with_kind(&self.space, name.into(), ReadWrite)
     }
 
     /// Returns a number of permits, each with a lease that is renewed while the permit is held.
     pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
-        Lock::of_kind(&self.space, name.into(), Counted(permits))
+        Lock::with_kind(&self.space, name.into(), Counted(permits))
     }
 
     /// Returns a number of permits that each have an id and end by themselves.
@@ -130,7 +130,7 @@ impl<Servers> Locks<Servers> {
     /// The mutex of that name also shows this [holder](Lock::holder), and ends its hold [by
     /// force](Lock::force_unlock).
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
-        Lock::of_kind(&self.space, name.into(), Reentrant::default())
+        Lock::with_kind(&self.space, name.into(), Reentrant::default())
     }
 
     /// Returns a candidate for work that one process does at a time, for as long as it can.

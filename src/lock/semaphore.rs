@@ -179,7 +179,7 @@ pub struct PermitId {
 
 impl Permits {
     pub(super) fn new(space: &LockSpace, name: Key, permits: u32) -> Self {
-        let mut lock = Lock::of_kind(space, name, Identified(permits));
+        let mut lock = Lock::with_kind(space, name, Identified(permits));
         lock.renewal = RenewalPace::Never;
         lock
     }

@@ -32,7 +32,7 @@ pub type Several = Lock<Grouped>;
 impl Several {
     pub(super) fn new(space: &LockSpace, names: Vec<Key>) -> Self {
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Lock::of_kind(space, all.join(", ").into(), Grouped(names))
+        Lock::with_kind(space, all.join(", ").into(), Grouped(names))
     }
 
     /// Acquires the locks, waiting while one of the locks has another holder.

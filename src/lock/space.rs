@@ -49,7 +49,7 @@ impl LockSpace {
 
     /// Returns a claim that waits, with the label of this process.
     pub(super) fn claim(&self, owner: Owner, name: Name, mode: Mode, lease: Duration) -> Claim {
-        let claim = Claim::under(owner, name, mode, lease, FENCE_LIFE);
+        let claim = Claim::with_owner(owner, name, mode, lease, FENCE_LIFE);
         Claim { label: self.label.clone(), ..claim }
     }
 

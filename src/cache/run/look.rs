@@ -138,7 +138,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let settings = &core.settings;
         let owner = store.new_owner();
         let mut claim =
-            Claim::under(owner, name.clone(), Mode::Exclusive, settings.lease, *fence_life);
+            Claim::with_owner(owner, name.clone(), Mode::Exclusive, settings.lease, *fence_life);
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
         claim.listens = !matches!(self.start, RunStart::Behind);

@@ -416,7 +416,7 @@ fn renewal(batch: &[Claim], with_fences: bool) -> Call<'static> {
         keys.push((&claim.name, lease));
         keys.push((&claim.name, fence));
     }
-    let mut call = Call::over(&SCRIPTS.renew, keys.into_iter());
+    let mut call = Call::with_keys(&SCRIPTS.renew, keys.into_iter());
     for claim in batch {
         call = call
             .owner(claim.owner)

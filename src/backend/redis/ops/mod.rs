@@ -48,7 +48,7 @@ impl RedisBackend {
                     "the round trip to Redis is long; set command_timeout"
                 );
             }
-            let call = Call::over(&SCRIPTS.rights, [].into_iter())
+            let call = Call::with_keys(&SCRIPTS.rights, [].into_iter())
                 .arg(format!("bellwether:rights:{}", Owner::fresh()))
                 .arg(if servers.is_single() { "PUBLISH" } else { "SPUBLISH" });
             for missing in servers.call_at_each(&call).await? {

@@ -144,7 +144,7 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Flags), Back
     }
     let (_, left, millis, flags): (Value, _, _, _) = read(value)?;
     let remaining = Duration::from_millis(millis);
-    Ok((Some(Countdown { left, remaining }), Flags::of(flags)?))
+    Ok((Some(Countdown { left, remaining }), Flags::from_bits(flags)?))
 }
 
 /// Reads the outcome of a commit, and whether the server refused to publish.
@@ -173,12 +173,12 @@ pub(super) struct Flags(i64);
 impl Flags {
     pub(super) fn read(value: Value) -> Result<Self, BackendError> {
         match value {
-            Value::Int(bits) => Self::of(bits),
+            Value::Int(bits) => Self::from_bits(bits),
             other => Err(unreadable(&other)),
         }
     }
 
-    fn of(bits: i64) -> Result<Self, BackendError> {
+    fn from_bits(bits: i64) -> Result<Self, BackendError> {
         let is_known = bits & !(HELD | REFUSED | AGAIN) == 0;
         if is_known { Ok(Self(bits)) } else { Err(unreadable(bits)) }
     }
@@ -199,7 +199,7 @@ pub(super) fn kept(value: Value, claims: usize) -> Result<(Kept, Flags), Backend
                 handed_over: *handed_over == 1,
                 stands: stands.iter().map(is_one).collect(),
             };
-            Ok((kept, Flags::of(*flags)?))
+            Ok((kept, Flags::from_bits(*flags)?))
         }
         other => Err(unreadable(other)),
     }

@@ -61,11 +61,11 @@ const WORDS_BEFORE_KEYS: usize = 3;
 impl<'a> Call<'a> {
     /// Creates a call with the keys of a name that have these suffixes.
     pub(super) fn new(script: &'a Script, name: &Name, suffixes: &[&str]) -> Self {
-        Self::over(script, suffixes.iter().map(|suffix| (name, *suffix)))
+        Self::with_keys(script, suffixes.iter().map(|suffix| (name, *suffix)))
     }
 
     /// Creates a call with keys of several names, each by its suffix.
-    pub(super) fn over<'k>(
+    pub(super) fn with_keys<'k>(
         script: &'a Script,
         keys: impl ExactSizeIterator<Item = (&'k Name, &'k str)>,
     ) -> Self {
