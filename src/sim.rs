@@ -4,7 +4,7 @@
 //! Each schedule of the simulation has a thread of its own, so all of this belongs to a thread.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     future::Future,
     hash::{BuildHasherDefault, DefaultHasher},
     io,
@@ -34,6 +34,7 @@ pub(crate) type MapHasher = BuildHasherDefault<DefaultHasher>;
 
 thread_local! {
     static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };
+    static PLANTED: Cell<&'static str> = const { Cell::new("") };
     static PROCESS: ProcessId = ProcessId::fresh();
     static ORIGIN: Instant = Instant::now();
 }
@@ -43,6 +44,16 @@ thread_local! {
 pub fn begin(seed: u64, network: impl Fn(&str) -> Opening + 'static) {
     fastrand::seed(seed);
     NETWORK.set(Some(Box::new(network)));
+}
+
+/// Plants a fault into the code of this thread. A simulation has to find it.
+pub fn plant(fault: &'static str) {
+    PLANTED.set(fault);
+}
+
+/// Returns whether a fault is planted.
+pub(crate) fn is_planted(fault: &str) -> bool {
+    PLANTED.get() == fault
 }
 
 /// Opens a stream by the network of this thread. Without one there is no server.

@@ -234,7 +234,7 @@ impl World {
         };
         let line = &end.line;
         self.shared.trace.add(|| {
-            format!("p{} line {}: {} -> {}", line.process, line.number, shown(words), short(&reply))
+            format!("p{} line {}:{} -> {}", line.process, line.number, shown(words), short(&reply))
         });
     }
 
@@ -470,20 +470,19 @@ impl Drop for End {
     }
 }
 
-/// Returns the words of a command, without its long ones.
+/// Returns the words of a command, each without its end if it is long.
 fn shown(words: &[Vec<u8>]) -> String {
-    let shown = words.iter().enumerate().map(|(at, word)| {
-        let text = String::from_utf8_lossy(word);
-        let text = text.replace(['\r', '\n'], " ");
-        if at == 1 && text.len() == 40 {
-            return text[..6].to_owned();
+    let mut text = String::new();
+    for (at, word) in words.iter().enumerate() {
+        let most = if at == 1 && word.len() == 40 { 6 } else { 90 };
+        let begin = String::from_utf8_lossy(&word[..word.len().min(most)]);
+        text.push(' ');
+        text.extend(begin.chars().map(|char| if char.is_control() { ' ' } else { char }));
+        if word.len() > most {
+            text.push_str("..");
         }
-        match text.char_indices().nth(90) {
-            Some((end, _)) => format!("{}..", &text[..end]),
-            None => text,
-        }
-    });
-    shown.collect::<Vec<_>>().join(" ")
+    }
+    text
 }
 
 fn short(reply: &Reply) -> String {

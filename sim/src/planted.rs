@@ -1,9 +1,10 @@
-//! Faults that are planted into the scripts, to see whether and how fast the simulation finds them.
+//! Faults that are planted, to see whether and how fast the simulation finds them.
 //!
-//! The simulated server changes the text of a script when it learns it. Its digest stays that of
-//! the real script, so the client notices nothing.
+//! Most are planted into the scripts: the simulated server changes the text of a script when it
+//! learns it. Its digest stays that of the real script, so the client notices nothing. Those
+//! without a text are in the code of the crate, where `is_planted` asks for them.
 
-/// A fault: what is replaced in all scripts.
+/// A fault, and what is replaced in all scripts.
 #[derive(Debug)]
 pub struct Planted {
     pub name: &'static str,
@@ -38,15 +39,9 @@ pub static ALL: &[Planted] = &[
         ],
     },
     Planted {
-        name: "foreign-renewal",
-        what: "a renewal does not check its owner",
-        replaced: &[(
-            concat!(
-                "if type(value) == 'string' and string.find(value, owner, 1, true) == 1 then\n",
-                "    -- The fence first.",
-            ),
-            "if type(value) == 'string' then\n    -- The fence first.",
-        )],
+        name: "renewal-of-nothing",
+        what: "a renewal is answered and does not extend the lease",
+        replaced: &[("    redis.call('PEXPIRE', key, life_ms)\n", "")],
     },
     Planted {
         name: "two-holders",
@@ -223,15 +218,24 @@ pub static ALL: &[Planted] = &[
         )],
     },
     Planted {
-        name: "commit-repeated",
-        what: "a commit that is sent twice stores again what was ended meanwhile",
-        replaced: &[
-            ("if is_committed then return PUSHED end", ""),
-            (
-                "and redis.pcall('GET', fence) == granted",
-                "and string.sub(redis.pcall('GET', fence) or '', 1, 16) == granted",
-            ),
-        ],
+        name: "touch-revives",
+        what: "a touch begins the windows of an expired entry anew",
+        replaced: &[(" or string.find(windows_now, has_expired)", "")],
+    },
+    Planted {
+        name: "late-deadline",
+        what: "the deadline of a holder counts from the answer of the server",
+        replaced: &[],
+    },
+    Planted {
+        name: "no-epochs",
+        what: "an outcome goes to callers that joined after its question",
+        replaced: &[],
+    },
+    Planted {
+        name: "old-memory",
+        what: "a value from an outage outlives a newer answer of the server",
+        replaced: &[],
     },
 ];
 

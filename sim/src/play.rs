@@ -97,6 +97,9 @@ async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -
     if keeps {
         world.server().keep_exchanges();
     }
+    if let Some(planted) = planted {
+        bellwether::sim::plant(planted.name);
+    }
     let network = world.clone();
     bellwether::sim::begin(plan.seed, move |host| network.open(host));
     let windows = Some(plan.load.windows(SLACK));
@@ -248,7 +251,10 @@ impl Damage {
 
     fn kill(&self, process: Process) {
         let now = self.now();
-        self.history.lock().expect("nobody panicked under it").killed.push((process, now, now));
+        let mut history = self.history.lock().expect("nobody panicked under it");
+        if history.killed.iter().all(|(killed, ..)| *killed != process) {
+            history.killed.push((process, now, now));
+        }
     }
 
     /// Notes that each lease may end from now on, within this time.

@@ -271,6 +271,8 @@ impl Lease {
     /// Extends the lease, which a request sent at `sent` has granted or renewed. Returns when the
     /// renewals check the lease next.
     fn extend(&self, sent: Instant) -> Instant {
+        #[cfg(bellwether_sim)]
+        let sent = if crate::sim::is_planted("late-deadline") { Instant::now() } else { sent };
         let deadline = after(sent, trusted(self.release.claim.lease)).min(self.ends);
         let mut times = lock(&self.times);
         times.deadline = times.deadline.max(deadline);

@@ -279,22 +279,24 @@ struct SetOptions {
 impl SetOptions {
     fn read(words: Words<'_>) -> Result<Self, Refusal> {
         let mut options = Self::default();
+        let mut life = None;
         let mut words = words.iter();
         while let Some(word) = words.next() {
             match upper(word).as_str() {
-                "PX" if options.life.is_none() && !options.keeps_life => {
-                    let life = integer(words.next().ok_or(SYNTAX)?)?;
-                    if life <= 0 {
-                        return Err("ERR invalid expire time in 'set' command".into());
-                    }
-                    options.life = Some(life);
+                "PX" if life.is_none() && !options.keeps_life => {
+                    life = Some(words.next().ok_or(SYNTAX)?);
                 }
-                "KEEPTTL" if options.life.is_none() => options.keeps_life = true,
+                "KEEPTTL" if life.is_none() => options.keeps_life = true,
                 "NX" if !options.only_old => options.only_new = true,
                 "XX" if !options.only_new => options.only_old = true,
                 "GET" => options.returns_old = true,
                 _ => return Err(SYNTAX.into()),
             }
+        }
+        // Only after all options are read.
+        options.life = life.map(|life| integer(life)).transpose()?;
+        if options.life.is_some_and(|life| life <= 0) {
+            return Err("ERR invalid expire time in 'set' command".into());
         }
         Ok(options)
     }

@@ -58,6 +58,10 @@ impl Remembered {
     /// another fence. The copy stays before an older answer that arrives late. A copy that was
     /// loaded while the backend refuses writes also stays, because the backend cannot have it.
     pub(in crate::cache) fn outlives_answer(self, own: u64, fence: u64) -> bool {
+        #[cfg(bellwether_sim)]
+        if crate::sim::is_planted("old-memory") {
+            return true;
+        }
         match self {
             Self::Loaded(outage) => outage.refuses && fence <= own,
             Self::No | Self::Seen => fence < own,
