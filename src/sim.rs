@@ -16,8 +16,6 @@ use tokio::{
     time::Instant,
 };
 
-use crate::backend::ProcessId;
-
 /// A stream to a simulated server.
 pub trait SimulatedStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -35,7 +33,6 @@ pub(crate) type MapHasher = BuildHasherDefault<DefaultHasher>;
 thread_local! {
     static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };
     static PLANTED: Cell<&'static str> = const { Cell::new("") };
-    static PROCESS: ProcessId = ProcessId::fresh();
     static ORIGIN: Instant = Instant::now();
 }
 
@@ -62,11 +59,6 @@ pub(crate) fn open(host: &str) -> Opening {
         Some(network) => network(host),
         None => Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) }),
     })
-}
-
-/// Returns the id of the operating system process.
-pub(crate) fn process() -> ProcessId {
-    PROCESS.with(|process| *process)
 }
 
 /// Returns the moment from which times count that a process sends to itself.

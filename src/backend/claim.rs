@@ -292,7 +292,13 @@ impl ProcessId {
     /// Returns the id of this operating system process.
     pub(crate) fn of_this() -> Self {
         #[cfg(bellwether_sim)]
-        return crate::sim::process();
+        {
+            // A simulated schedule is a thread, which stands for the process.
+            thread_local! {
+                static PROCESS: ProcessId = ProcessId::fresh();
+            }
+            PROCESS.with(|process| *process)
+        }
         #[cfg(not(bellwether_sim))]
         {
             use std::sync::LazyLock;
