@@ -47,7 +47,8 @@ pub(crate) struct AcquireTerms {
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     pub(crate) limit: Duration,
-    /// A long wait is no fault, such as the wait of a job or a candidate. So it is no metric.
+    /// Whether a long wait is no fault, such as the wait of a job or a candidate. Such a wait is
+    /// not published as a metric.
     pub(crate) stands_by: bool,
 }
 

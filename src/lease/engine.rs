@@ -53,8 +53,8 @@ impl Engine {
         })
     }
 
-    /// Holds the lease that an acquisition was granted, and begins to renew it. Returns `None` if
-    /// the acquisition was granted nothing.
+    /// Begins the hold of a granted lease and its renewals. Returns `None` if the acquisition was
+    /// granted nothing.
     pub(crate) fn hold(&self, acquisition: &mut Acquisition, upkeep: Upkeep) -> Option<LeaseGuard> {
         LeaseGuard::new(&self.renewals, acquisition, upkeep, None)
     }

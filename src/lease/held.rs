@@ -168,8 +168,9 @@ impl Lease {
         Error::lost(&self.release.claim.name.key())
     }
 
-    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
-    /// one. Returns `None` if the acquisition was granted nothing.
+    /// Creates the hold of a granted lease, and settles the acquisition. `slot` is the slot of the
+    /// local queue, if the mode has a local queue. Returns `None` if the acquisition was granted
+    /// nothing.
     pub(super) fn new(
         acquisition: &mut Acquisition,
         upkeep: Upkeep,

@@ -152,7 +152,8 @@ impl KeptQueue {
         self.keep_after(remaining.min(INTERVAL));
     }
 
-    /// Makes the next request not later than soon after the end of the lease in the way.
+    /// Brings the next request forward to soon after the end of the lease in the way, unless the
+    /// request is due earlier.
     fn keep_after(&mut self, remaining: Duration) {
         let remaining = remaining.saturating_add(random::up_to(JITTER));
         let next_keep = after(Instant::now(), remaining);
@@ -197,6 +198,7 @@ impl KeptQueue {
         }
     }
 
+    /// Wakes all waiters of the queue.
     fn wake_all(&mut self) {
         for waiter in take(&mut self.waiters).into_values() {
             waiter.inbox.put(Change::Wake);
@@ -249,6 +251,7 @@ impl KeeperTask {
         }
     }
 
+    /// Sends the request that keeps the entries, and handles the answer.
     async fn keep(&self, named: &[u64], claims: &[Claim]) {
         static LOGGED: Rarely = Rarely::once_in(1);
         let sent = Instant::now();
@@ -264,6 +267,7 @@ impl KeeperTask {
         }
     }
 
+    /// Returns the next step. Removes the queue if it has no waiters.
     fn next(&self) -> KeeperStep {
         let Entry::Occupied(queue) = self.keeper.queues.entry(self.key.clone()) else {
             return KeeperStep::End;

@@ -85,8 +85,8 @@ impl Renewals {
         schedule.held.values().filter(|lease| !lease.lost.initialized()).count()
     }
 
-    /// Holds the lease that an acquisition was granted, with the slot of the local queue if it has
-    /// one, and begins to renew it. Returns `None` if the acquisition was granted nothing.
+    /// Begins the hold of a granted lease and its renewals. `slot` is the slot of the local queue,
+    /// if the mode has a local queue. Returns `None` if the acquisition was granted nothing.
     pub(super) fn hold(
         self: &Arc<Self>,
         acquisition: &mut Acquisition,
@@ -110,7 +110,7 @@ impl Renewals {
         Some(lease)
     }
 
-    /// Publishes how long a lease was held whose guard ends.
+    /// Publishes how long a lease was held, at the end of its guard.
     pub(super) fn guard_ended(&self, lease: &Lease) {
         let is_lost = lease.is_over();
         let result = if is_lost { "lost" } else { "held" };
@@ -153,7 +153,7 @@ impl Renewals {
         lock(&self.schedule).held.keys().any(|(_, holder)| *holder == owner)
     }
 
-    /// Starts the task in this runtime, unless it runs.
+    /// Starts the renewal task in this runtime, unless a renewal task runs.
     fn ensure_task(self: &Arc<Self>) {
         let mut schedule = lock(&self.schedule);
         if schedule.next_check.is_none() {

@@ -38,7 +38,8 @@ pub struct Lock<Kind> {
     max_hold: Duration,
     wait_limit: Duration,
     retry: Arc<dyn RetryStrategy>,
-    /// A long wait is no fault, such as the wait of a job or a candidate. So it is no metric.
+    /// Whether a long wait is no fault, such as the wait of a job or a candidate. Such a wait is
+    /// not published as a metric.
     pub(super) stands_by: bool,
     pub(super) kind: Kind,
 }

@@ -32,7 +32,7 @@ pub struct ListedLock {
     pub held: Holding,
 }
 
-/// Returns those of these locks that are held or waited for.
+/// Returns the locks that are held or waited for, out of these locks.
 pub(super) async fn inspect(
     space: &LockSpace,
     locks: &[(Name, SemaphoreKind)],
