@@ -72,7 +72,7 @@ struct Hold {
 
 impl Hold {
     fn share(&self, server: usize) -> Option<Share> {
-        self.shares.get(server).copied().flatten()
+        *self.shares.get(server)?
     }
 }
 
@@ -164,13 +164,18 @@ impl Majority {
 
     /// Returns the error of an operation that the answers did not decide.
     fn undecided<T>(&self, answers: &[Result<T, BackendError>]) -> BackendError {
-        let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-        let foreign: Vec<_> =
-            errors.iter().filter(|error| error.kind() == BackendErrorKind::Foreign).collect();
+        let mut errors = Vec::new();
+        let mut foreign = Vec::new();
+        for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+            errors.push(error);
+            if error.kind() == BackendErrorKind::Foreign {
+                foreign.push(error);
+            }
+        }
         if self.servers.len() - foreign.len() < self.needed()
             && let Some(error) = foreign.first()
         {
-            return (**error).clone();
+            return (*error).clone();
         }
         let mut message = format!(
             "no majority within {:?}: {} of {} servers failed",
@@ -446,10 +451,11 @@ impl Leases for Majority {
         let mut holds = lock(&self.holds);
         let Some(before) = holds.remove(&from.owner) else { return Ok(None) };
         let grant = Grant::new(next.fence);
-        for ((server, before), now) in self.servers.iter().zip(before.shares).zip(&next.shares) {
+        for (at, server) in self.servers.iter().enumerate() {
+            let share = before.share(at);
             // The share missed the fence, or was acquired meanwhile.
-            if now.is_none() && before.is_some() {
-                Release::new(server, of_share(server, to, before)).undo();
+            if share.is_some() && next.share(at).is_none() {
+                Release::new(server, of_share(server, to, share)).undo();
             }
         }
         holds.insert(to.owner, next);
