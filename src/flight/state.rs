@@ -149,7 +149,7 @@ impl<T> Default for StateChange<T> {
 }
 
 impl<T> StateChange<T> {
-    /// Wakes all followers, in the order in which they have registered.
+    /// Wakes all followers, in the order of their slots.
     pub(super) fn tell(self) {
         let Self { followers, before, unused } = self;
         for waker in followers.into_iter().flatten() {
