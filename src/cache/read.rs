@@ -30,21 +30,24 @@ use crate::{
     observe::Counters,
 };
 
+/// What the backend answered about one name.
 pub(super) type Answered = Result<Option<Entry>, BackendError>;
 
 /// What a read means for its caller.
 pub(super) enum Decision<V> {
-    /// The caller is served the value. If the entry is due for a refresh, the entry comes with it.
+    /// The caller is served the value. If this caller is to refresh the entry, the entry comes with
+    /// the value.
     Served(Loaded<V>, Option<Arc<Previous<V>>>),
-    /// The caller loads under the lease. It may be served this entry if the load fails.
+    /// The caller loads under the lease of the key. If the load fails, the caller may be served
+    /// this entry.
     Old(Arc<Previous<V>>),
-    /// The caller loads under the lease, because no entry can be decoded. `seen` is the fence of
-    /// the stored entry, or 0 if there is none.
+    /// The caller loads under the lease of the key, because there is no entry, or the entry is of
+    /// no use. `seen` is the fence of the stored entry, or 0 if none is known.
     Miss { seen: u64 },
     /// The load cannot be shared, so no caller waits for another caller. `seen` is the fence of the
-    /// entry that says so.
+    /// stored mark of that.
     Uncacheable { seen: u64 },
-    /// The backend did not answer.
+    /// The read failed.
     Unanswered(BackendError),
 }
 
@@ -57,7 +60,7 @@ impl<V> Decision<V> {
         }
     }
 
-    /// Returns the value that is served, for a caller that does not load, and counts the caller.
+    /// Returns the value that is served, for a caller that does not load, and counts the hit.
     pub(super) fn found(self, counters: &Counters) -> Result<Option<V>, Error> {
         match self {
             Self::Unanswered(error) => Err(error.into()),
@@ -69,7 +72,8 @@ impl<V> Decision<V> {
         }
     }
 
-    /// Returns the value that is served, or one that is kept for failures.
+    /// Returns the value that is served. If there is none, returns the value that is kept for
+    /// failed loads.
     pub(super) fn value_or_fallback(self) -> Option<Loaded<V>>
     where
         V: Clone + 'static,
@@ -85,7 +89,8 @@ impl<V> Decision<V> {
 struct EntryRead<'a> {
     key: &'a Key,
     name: &'a Name,
-    /// Taken before the command is sent. `None` if the process keeps no copies.
+    /// Taken before the command is sent, so that a change during the read voids the fill. `None` if
+    /// the process keeps no copies.
     fill: Option<Fill>,
 }
 
@@ -94,7 +99,8 @@ struct TaggedAnswer<'a> {
     key: &'a Key,
     answer: &'a mut Answered,
     tagged: Arc<Tagged>,
-    /// How a deferred write invalidates one of the tags.
+    /// The strongest end that a deferred write of this process gives one of the tags. `None` if no
+    /// deferred write does.
     deferred: Option<TagEnd>,
 }
 
@@ -129,13 +135,15 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     /// Reads an entry from the backend, and decides what it means for the caller. Keeps a copy of
     /// the entry, if the copy may be served later.
     pub(super) async fn read(&self, key: &Key, name: &Name, rules: &Rules) -> Decision<V> {
+        let store = self.backend.store.as_ref();
+        let LocalState { copies, fresh_values, .. } = &self.local;
+        // Before the look at the deferred writes: a write that fails and is repeated while this
+        // read is under way keeps what the read finds from becoming a copy.
+        let begun = fresh_values.as_ref().map(|values| (values, values.begin(name)));
+        let fill = copies.as_ref().map(|copies| copies.begin(store, name, Instant::now()));
         if let Err(error) = self.backend.writes_repeated(name).await {
             return self.no_entry(name, &error);
         }
-        let store = self.backend.store.as_ref();
-        let LocalState { copies, fresh_values, .. } = &self.local;
-        let begun = fresh_values.as_ref().map(|values| (values, values.begin(name)));
-        let fill = copies.as_ref().map(|copies| copies.begin(store, name, Instant::now()));
         let mut answer = store.read(name, self.backend.asks_age(rules)).await;
         self.judge(key, &mut answer).await;
         let read = EntryRead { key, name, fill };
@@ -148,7 +156,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         };
         let decision = self.end_read(read, rules, answer);
         if let Some(candidate) = candidate
-            && let Decision::Served(loaded, None) = &decision
+            && let Decision::Served(loaded @ Loaded { source: Source::Hit, .. }, None) = &decision
         {
             values.note(key, name, candidate, loaded, rules);
         }
@@ -164,22 +172,24 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     ) -> impl Iterator<Item = Decision<V>> + 'a {
         let backend = &self.backend;
         let store = backend.store.as_ref();
-        let mut unrepeated = Vec::new();
-        if !backend.writes.is_empty() {
-            unrepeated = join_all(names.iter().map(|name| backend.writes_repeated(name))).await;
-        }
         let copies = self.local.copies.as_ref();
         let now = Instant::now();
         let mut reads = Vec::with_capacity(names.len());
+        // Before the look at the deferred writes, as in `read`.
         for (key, name) in keys.iter().zip(names) {
             let fill = copies.map(|copies| copies.begin(store, name, now));
             reads.push(EntryRead { key, name, fill });
+        }
+        // Empty if no write is deferred.
+        let mut repeats = Vec::new();
+        if !backend.writes.is_empty() {
+            repeats = join_all(names.iter().map(|name| backend.writes_repeated(name))).await;
         }
         let mut answers = match store.get_many(names, backend.asks_age(rules)).await {
             Ok(answers) => answers,
             Err(error) => vec![Err(error); names.len()],
         };
-        for (answer, repeated) in answers.iter_mut().zip(unrepeated) {
+        for (answer, repeated) in answers.iter_mut().zip(repeats) {
             if let Err(error) = repeated {
                 *answer = Err(error);
             }
@@ -218,8 +228,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         decision
     }
 
-    /// Takes the payload out of an entry of this codec. An entry whose stale value is for its
-    /// loader alone loses the windows in which other callers would get it.
+    /// Takes the payload out of an entry of this codec. The codec may keep a stale value for its
+    /// loader alone. Then only the fresh window stays, because other callers get no stale value.
     pub(super) fn take_payload(&self, entry: &mut Entry) -> Bytes {
         let payload = mem::take(&mut entry.payload);
         if self.format.codec.is_for_loader_only(&payload) {
@@ -245,7 +255,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let Ok(Some(Entry { tagged: Some(tagged), .. })) = answer else { continue };
             let tagged = tagged.clone();
             tags.extend(tagged.all());
-            // Before the read, because a deferred write that is repeated meanwhile is in neither.
+            // Look at the deferred writes before the tags are read. In the other order, both looks
+            // would miss a write that is repeated between them.
             let deferred = self.backend.writes.end_of(&tagged);
             judged.push(TaggedAnswer { key, answer, tagged, deferred });
         }
@@ -253,7 +264,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return;
         }
         let ends = self.backend.store.tag_ends(&self.local.tags.name, &tags).await;
-        // The answer has the order of the tags.
+        // `ends` has an item for each of `tags`, in their order. Each entry takes its own items.
         let mut ends = ends.map(IntoIterator::into_iter);
         for TaggedAnswer { key, answer, tagged, deferred } in judged {
             match &mut ends {

@@ -126,3 +126,24 @@ async fn numbers_go_on_after_the_loss_of_their_key() {
     cache.request("l").tag("c").insert(&2).await.unwrap();
     assert_eq!(cache.get("l").await.unwrap(), Some(2));
 }
+
+/// The number of the tag is not known, so each entry with the tag counts as missing, until an
+/// invalidation writes the number anew.
+#[tokio::test]
+async fn a_foreign_key_in_the_place_of_a_tag_costs_loads_and_nothing_else() {
+    let server = RedisServer::start().await;
+    let cache = cache(open(server.url()));
+    let mut raw = server.raw().await;
+    cache.request("k").tag("a").insert(&1).await.unwrap();
+    cache.invalidate_tag("a").await.unwrap();
+    for key in raw.keys("tags:t:*").await {
+        raw.run::<()>(&["SET", &key, "text"]).await;
+    }
+    for value in 2..4 {
+        assert_eq!(load(&cache, "k", "a", value).await, value);
+        assert_eq!(cache.get("k").await.unwrap(), None);
+    }
+    cache.invalidate_tag("a").await.unwrap();
+    assert_eq!(load(&cache, "k", "a", 4).await, 4);
+    assert_eq!(cache.get("k").await.unwrap(), Some(4));
+}
