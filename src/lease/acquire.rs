@@ -11,10 +11,7 @@
 //! A caller of several leases renews the leases that it has while it waits for the next lease. It
 //! does so while it is polled.
 
-use std::{
-    convert::Infallible, future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc,
-    time::Duration,
-};
+use std::{future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::join_all};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -31,6 +28,7 @@ use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Key,
     spans,
+    time::Pauses,
 };
 
 /// How long a process whose streak of passes has ended waits before it sends the next claim, so
@@ -55,7 +53,7 @@ pub(crate) struct AcquireTerms {
 impl Engine {
     /// Acquires leases one after another, within one limit, waiting while other holders are in the
     /// way. If a lease is not acquired, the leases before it are released. If a lease is lost
-    /// meanwhile, all leases are acquired anew. `what` is for logs.
+    /// meanwhile, the others are released, and all leases are acquired anew. `what` is for logs.
     ///
     /// # Cancel safety
     ///
@@ -99,7 +97,9 @@ impl Engine {
             }
         };
         spans::ended(&span, result, error);
-        self.renewals.meter.ended("bellwether_lock_wait_seconds", since, result);
+        if is_published {
+            self.renewals.meter.ended("bellwether_lock_wait_seconds", since, result);
+        }
         outcome
     }
 
@@ -115,11 +115,12 @@ impl Engine {
             let mut granted = Vec::with_capacity(terms.claims.len());
             let connections = self.backend.new_connections();
             let mut outcome = self.acquire_each(since, &mut granted, is_first_round, terms).await;
-            if granted.len() > 1 && connections.has_changed().unwrap_or(false) {
+            let has_several = outcome.is_ok() && granted.len() > 1;
+            if has_several && connections.has_changed().unwrap_or(false) {
                 // The server behind the new connection may lack what was granted before.
                 self.renew_granted(&mut granted).await;
             }
-            let lost = lost_meanwhile(&granted);
+            let lost = lost_meanwhile(&granted, terms);
             if outcome.is_ok() && lost.is_none() {
                 return Ok(self.guards_of(granted, terms));
             }
@@ -138,7 +139,8 @@ impl Engine {
         }
     }
 
-    /// Acquires leases one after another, and renews the granted leases meanwhile.
+    /// Acquires leases one after another, and renews the granted leases meanwhile. Ends early if a
+    /// granted lease is lost.
     async fn acquire_each(
         &self,
         since: Instant,
@@ -152,7 +154,10 @@ impl Engine {
                 self.acquire_one(since, claim, terms).await?
             } else {
                 let acquiring = Box::pin(self.acquire_one(since, claim, terms));
-                self.renewing(granted, terms.upkeep, acquiring).await?
+                match self.renewing(granted, terms.upkeep, acquiring).await {
+                    Some(next) => next?,
+                    None => return Ok(()),
+                }
             };
             granted.push(next);
         }
@@ -243,47 +248,57 @@ impl Engine {
         Contender { engine: self, upkeep, acquisition, slot, kept_entry: None }
     }
 
-    /// Runs the acquisition of the next lease. Renews the granted leases meanwhile.
+    /// Runs the acquisition of the next lease, and renews the granted leases meanwhile. Returns
+    /// `None` if one of the granted leases is lost.
     async fn renewing<T>(
         &self,
         granted: &mut [Acquired],
         upkeep: Upkeep,
         next: impl Future<Output = T>,
-    ) -> T {
+    ) -> Option<T> {
         tokio::select! {
             biased;
-            output = next => output,
-            never = Box::pin(self.renew_meanwhile(granted, upkeep)) => match never {},
+            output = next => Some(output),
+            () = Box::pin(self.renew_until_lost(granted, upkeep)) => None,
         }
     }
 
-    /// Renews the leases of a caller that still waits for the next lease.
-    async fn renew_meanwhile(&self, granted: &mut [Acquired], upkeep: Upkeep) -> Infallible {
+    /// Renews the leases of a caller that still waits for the next lease, until one of the leases
+    /// is lost.
+    async fn renew_until_lost(&self, granted: &mut [Acquired], upkeep: Upkeep) {
         for acquired in granted.iter() {
             acquired.note_end();
         }
         let Some(interval) = upkeep.renew_every else { return pending().await };
         let mut earliest = Instant::now();
-        loop {
+        let mut pauses = Pauses::default();
+        while granted.iter().all(Acquired::has_lease) {
             let due_times = granted
                 .iter()
                 .filter_map(|acquired| acquired.acquisition.renewal_due(interval / 2));
             let Some(next) = due_times.min() else { return pending().await };
             sleep_until(next.max(earliest)).await;
-            earliest = Instant::now() + RENEWAL_PAUSE;
-            self.renew_granted(granted).await;
+            let has_answered = self.renew_granted(granted).await;
+            earliest = Instant::now();
+            if has_answered {
+                earliest += RENEWAL_PAUSE;
+                pauses = Pauses::default();
+            } else {
+                earliest += pauses.next();
+            }
         }
     }
 
-    /// Renews leases whose caller has no guard yet, and notes which leases were lost. Without an
-    /// answer, the next renewal shows which leases were lost.
-    async fn renew_granted(&self, granted: &mut [Acquired]) {
+    /// Renews leases whose caller has no guard yet, and notes which leases were lost. Returns
+    /// whether the backend has answered. Without an answer, the next renewal shows which leases
+    /// were lost.
+    async fn renew_granted(&self, granted: &mut [Acquired]) -> bool {
         let sent = Instant::now();
         let mut claims = Vec::with_capacity(granted.len());
         for acquired in granted.iter() {
             claims.push(acquired.acquisition.claim().clone());
         }
-        let Ok(renewals) = self.backend.renew(&claims).await else { return };
+        let Ok(renewals) = self.backend.renew(&claims).await else { return false };
         for (acquired, renewal) in granted.iter_mut().zip(renewals) {
             match renewal {
                 Renewal::Held => acquired.acquisition.renewed(sent),
@@ -292,6 +307,7 @@ impl Engine {
             }
             acquired.note_end();
         }
+        true
     }
 
     /// Creates the guards of leases that were granted, which begins their renewals.
@@ -319,9 +335,9 @@ enum QueueEvent {
 }
 
 /// Returns the claim of a lease that has ended while its caller waited for further leases. Returns
-/// `None` for a single lease, because its guard reports the loss.
-fn lost_meanwhile(granted: &[Acquired]) -> Option<&Claim> {
-    if granted.len() == 1 {
+/// `None` for a single claim, because the guard of its lease reports the loss.
+fn lost_meanwhile<'a>(granted: &'a [Acquired], terms: &AcquireTerms) -> Option<&'a Claim> {
+    if terms.claims.len() == 1 {
         return None;
     }
     let lost = granted.iter().find(|acquired| !acquired.has_lease())?;

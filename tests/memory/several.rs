@@ -187,6 +187,27 @@ async fn leases_that_are_too_short_for_all_names_end_with_the_wait_limit() {
     assert_eq!(ended.unwrap_err().kind(), ErrorKind::NotAcquired);
 }
 
+/// The caller learns of the loss from a renewal, and not at the end of its wait for the next name.
+/// Otherwise the other callers of its process would wait for a name that is free.
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_lost_while_another_is_waited_for_is_acquired_anew() {
+    let backend = MemoryBackend::new();
+    let [locks, others] = [(); 2].map(|()| Locks::new(backend.clone(), "bellwether"));
+    let b = locked(&others, "b").await;
+    let several = locks.several(["a", "b"]).lease(LEASE).wait_limit(Duration::MAX);
+    let waiting = spawn(async move { several.lock().await });
+    sleep(MS).await;
+    let first = others.mutex("a").holder().await.unwrap().unwrap().fence;
+    assert!(others.mutex("a").force_unlock().await.unwrap());
+    sleep(LEASE).await;
+    let holder = others.mutex("a").holder().await.unwrap();
+    let again = holder.expect("the name is free, and its slot is not").fence;
+    assert!(again > first);
+    b.unlock().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(guard[0].1.fence(), again);
+}
+
 /// The caller that waits for several names polls, so the next caller of its process waits for it.
 #[tokio::test(start_paused = true)]
 async fn callers_behind_one_that_waits_for_several_do_not_contend() {
