@@ -240,7 +240,7 @@ fn ask(
     async move {
         let load = move |_| async move { origin.load(key).await };
         let loaded = cache.request(name(key)).load(load).await.unwrap();
-        !matches!(loaded.source(), Source::Hit | Source::Stale)
+        !matches!(loaded.source, Source::Hit | Source::Stale)
     }
 }
 

@@ -102,7 +102,7 @@ async fn audit(cache: Cache<usize>, database: Database, end: Instant) -> Vec<Rea
         };
         if let Ok(loaded) = cache.request(row).load(load).await {
             let age = database.age(row, loaded.value, asked);
-            reads.push(Read { age, source: loaded.source() });
+            reads.push(Read { age, source: loaded.source });
         }
         sleep(Duration::from_micros(500)).await;
     }

@@ -49,7 +49,7 @@ async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
 
     let mut sources = BTreeMap::new();
     while let Some(loaded) = tasks.join_next().await {
-        let source = match loaded??.source() {
+        let source = match loaded??.source {
             Source::Hit => "found it in the cache",
             Source::Led => "led: their loader ran",
             Source::Followed => "followed: they were given what the leader loaded",

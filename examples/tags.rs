@@ -62,7 +62,7 @@ async fn look_at_all(pages: &Cache<String>) -> Result<Vec<String>, BoxError> {
                 .request(format!("{customer}/{product}"))
                 .load(move |lead| page(lead, customer, product))
                 .await?;
-            if page.source() == bellwether::cache::Source::Led {
+            if page.source == bellwether::cache::Source::Led {
                 loaded.insert((customer, product), page.value);
             }
         }

@@ -15,12 +15,14 @@ use crate::{
     observe::Counters,
 };
 
-/// A value, where it came from, and what is known of its entry.
+/// A value, its source, and the facts of its entry. A value that is not stored lacks some of these
+/// facts, so they are methods that return an `Option`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded<V> {
     /// The value.
     pub value: V,
-    pub(super) source: Source,
+    /// Where the value came from.
+    pub source: Source,
     pub(super) record: Record,
 }
 
@@ -106,11 +108,6 @@ pub enum Source {
 impl<V> Loaded<V> {
     pub(super) fn degraded(value: V) -> Self {
         Self { value, source: Source::Degraded, record: Record::default() }
-    }
-
-    /// Returns where the value came from.
-    pub fn source(&self) -> Source {
-        self.source
     }
 
     /// Returns the fence under which the value was loaded or inserted. Returns `None` if the value

@@ -200,7 +200,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self.options_mut().sharing.passes_uncacheable = true;
         let Self { core, key, options } = self;
         if let Some(loaded) = core.local_value(&key.text, &options) {
-            core.counters.served(loaded.source());
+            core.counters.served(loaded.source);
             return Ok(Begun::Ready(loaded));
         }
         let run = Run::alone(&core, &key, options, RunStart::Look)?;

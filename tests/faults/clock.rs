@@ -49,7 +49,7 @@ impl Scene {
         let led = tokio::spawn(self.caches[cache].request(key).load(loader));
         let lead = timeout(LIMIT, gate.begun).await.unwrap().unwrap();
         gate.open.send(()).unwrap();
-        assert_eq!(led.await.unwrap().unwrap().source(), Source::Led);
+        assert_eq!(led.await.unwrap().unwrap().source, Source::Led);
         lead.fence().unwrap()
     }
 }
@@ -111,7 +111,7 @@ async fn a_forgotten_fence_admits_no_older_value() {
     assert_eq!(leading.await.unwrap().unwrap().value, "old");
     assert_eq!(scene.caches[0].stats().refused, 1);
     newer.open.send(()).unwrap();
-    assert_eq!(other.await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(other.await.unwrap().unwrap().source, Source::Led);
     assert_eq!(scene.caches[0].get("k").await.unwrap().as_deref(), Some("new"));
 }
 
@@ -126,14 +126,14 @@ async fn a_step_forward_ends_leases_and_only_the_fence_protects() {
     let lead = first.begun.await.unwrap();
     scene.set(HOUR).await;
     let newer = scene.caches[1].request("k").load(value("new")).await.unwrap();
-    assert_eq!(newer.source(), Source::Led);
+    assert_eq!(newer.source, Source::Led);
     let stepped = Instant::now();
     timeout(LIMIT, lead.lost()).await.expect("the loader was not told of the loss");
     // The next renewal comes a third of the lease later.
     assert!(stepped.elapsed() < Duration::from_secs(4), "{:?}", stepped.elapsed());
     first.open.send(()).unwrap();
     let served = leading.await.unwrap().unwrap();
-    assert_eq!((served.value.as_str(), served.source()), ("new", Source::Received));
+    assert_eq!((served.value.as_str(), served.source), ("new", Source::Received));
     assert_eq!(scene.caches[0].get("k").await.unwrap().as_deref(), Some("new"));
 }
 
@@ -163,9 +163,9 @@ async fn a_step_back_admits_no_second_load() {
             () = std::future::ready(()) => {}
         }
         gate.open.send(()).unwrap();
-        assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+        assert_eq!(leading.await.unwrap().unwrap().source, Source::Led);
         let waited = waiting.await.unwrap().unwrap();
-        assert_eq!((waited.value.as_str(), waited.source()), ("held", Source::Received));
+        assert_eq!((waited.value.as_str(), waited.source), ("held", Source::Received));
         // An invalidation removes the loaded value.
         scene.caches[1].invalidate(&key).await.unwrap();
         assert_eq!(scene.caches[0].get(&key).await.unwrap(), None);
@@ -187,7 +187,7 @@ async fn with_windows(scene: &Scene) -> Cache<String> {
 async fn until_refreshed(cache: &Cache<String>, from: &str, to: &str) {
     let refreshed = async || {
         let served = cache.request("k").load(value(to)).await.unwrap();
-        assert!(matches!(served.source(), Source::Hit | Source::Stale), "{served:?}");
+        assert!(matches!(served.source, Source::Hit | Source::Stale), "{served:?}");
         assert!(served.value == *from || served.value == *to, "{served:?}");
         served.value == *to
     };
@@ -202,21 +202,21 @@ async fn windows_move_when_the_clock_is_set() {
     let mut scene = scene().await;
     let caches = [with_windows(&scene).await, with_windows(&scene).await];
     let led = caches[0].request("k").load(value("one")).await.unwrap();
-    assert_eq!(led.source(), Source::Led);
-    assert_eq!(caches[1].request("k").load(value("no")).await.unwrap().source(), Source::Hit);
+    assert_eq!(led.source, Source::Led);
+    assert_eq!(caches[1].request("k").load(value("no")).await.unwrap().source, Source::Hit);
     scene.set(HOUR).await;
     until_refreshed(&caches[1], "one", "two").await;
     let hit = caches[0].request("k").load(value("no")).await.unwrap();
-    assert_eq!((hit.value.as_str(), hit.source()), ("two", Source::Hit));
+    assert_eq!((hit.value.as_str(), hit.source), ("two", Source::Hit));
     scene.set(0).await;
     for cache in &caches {
         let served = cache.request("k").load(value("no")).await.unwrap();
-        assert_eq!((served.value.as_str(), served.source()), ("two", Source::Hit));
+        assert_eq!((served.value.as_str(), served.source), ("two", Source::Hit));
         assert!(cache.peek("k").await.unwrap().unwrap().expires_in().unwrap() <= TTL);
     }
     caches[1].expire("k").await.unwrap();
     let led = caches[0].request("k").load(value("three")).await.unwrap();
-    assert_eq!((led.value.as_str(), led.source()), ("three", Source::Led));
+    assert_eq!((led.value.as_str(), led.source), ("three", Source::Led));
     scene.set(HOUR).await;
     until_refreshed(&caches[0], "three", "four").await;
 }

@@ -41,7 +41,7 @@ async fn a_holder_whose_clock_is_set_keeps_its_lease() {
         let answers = answers(&mut worker).await;
         assert!(answers.contains(&"old Led".to_owned()), "{fence}: {answers:?}");
         assert!(answers.iter().all(|answer| answer.starts_with("old ")), "{answers:?}");
-        assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Received);
+        assert_eq!(waiting.await.unwrap().unwrap().source, Source::Received);
         let stored = || async { cache.get("k").await.unwrap().as_deref() == Some("old") };
         assert!(eventually(LIMIT, stored).await);
         cache.invalidate("k").await.unwrap();

@@ -120,7 +120,7 @@ async fn generate(number: usize, cache: Cache<String>, rate: u32, shared: Arc<Sh
                 Ok::<_, BoxError>(key)
             });
             let source = request.await;
-            let source = source.map(|loaded| loaded.source()).map_err(|error| format!("{error:?}"));
+            let source = source.map(|loaded| loaded.source).map_err(|error| format!("{error:?}"));
             let answer = Answer { cache: number, at, took: at.elapsed(), source };
             shared.answers.lock().unwrap().push(answer);
             shared.answered.fetch_add(1, Ordering::SeqCst);

@@ -189,7 +189,7 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
     let waited = waiting.await.unwrap().map_err(|error| format!("{error:#}"))?;
     let found = b.request(key).load(value("of the other"));
     let found = found.await.map_err(|error| format!("{error:#}"))?;
-    let sources = (led.source(), waited.source(), found.source());
+    let sources = (led.source, waited.source, found.source);
     match sources {
         (Source::Led, Source::Received, Source::Hit) if opened.elapsed() < 1000 * MS => Ok(()),
         _ => Err(format!("{sources:?} after {:?}", opened.elapsed())),

@@ -37,12 +37,12 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
             };
             assert!(comes_true(LIMIT, looked).await, "no waiter listens");
             gate.open.send(()).unwrap();
-            assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+            assert_eq!(leading.await.unwrap().unwrap().source, Source::Led);
             waiters.push((asked, waiting));
         }
         for ((asked, waiting), delays) in waiters.into_iter().zip(&mut delays) {
             let waited = waiting.await.unwrap().unwrap();
-            assert_eq!((waited.value.as_str(), waited.source()), ("pushed", Source::Received));
+            assert_eq!((waited.value.as_str(), waited.source), ("pushed", Source::Received));
             delays.push(asked.elapsed());
         }
         // A busy machine may delay a round.
@@ -89,7 +89,7 @@ async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
                         Ok::<_, BoxError>(read.to_string())
                     });
                     let read = read.await.unwrap();
-                    waited += usize::from(read.source() == Source::Received);
+                    waited += usize::from(read.source == Source::Received);
                     let seen: u64 = read.value.parse().unwrap();
                     assert!(
                         seen >= at_least,

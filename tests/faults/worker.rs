@@ -66,7 +66,7 @@ pub fn work() {
         }
         while let Some(served) = callers.join_next().await {
             let served = served.unwrap().unwrap();
-            say(format!("served {} {:?}", served.value, served.source()));
+            say(format!("served {} {:?}", served.value, served.source));
         }
     });
     for line in std::io::stdin().lock().lines() {

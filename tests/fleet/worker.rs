@@ -190,7 +190,7 @@ impl Worker {
             report.ended = report.ended.max(at);
             match loaded {
                 Ok(loaded) => {
-                    *report.sources.entry(format!("{:?}", loaded.source())).or_default() += 1;
+                    *report.sources.entry(format!("{:?}", loaded.source)).or_default() += 1;
                     *report.values.entry(loaded.value).or_default() += 1;
                 }
                 Err(error) => {

@@ -800,7 +800,7 @@ async fn left_alone<F: Future>(future: F, rng: &mut Rng) -> F::Output {
 fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
     match loaded {
         Ok(loaded) => {
-            let source = match loaded.source() {
+            let source = match loaded.source {
                 From::Degraded => Source::Degraded,
                 From::Hit => Source::Hit,
                 From::Stale => Source::Stale,

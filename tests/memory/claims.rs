@@ -33,7 +33,7 @@ impl Fleet {
             sleep(LOAD).await;
             Ok::<_, BoxError>(loads.fetch_add(1, Ordering::SeqCst) + 1)
         };
-        self.caches[cache].request("k").load(load).await.unwrap().source()
+        self.caches[cache].request("k").load(load).await.unwrap().source
     }
 
     /// Asks caches until there were some loads. Each is asked once in this time, in some order.

@@ -123,7 +123,7 @@ where
     let loaded = cache.request("k").load(self::value(value.clone())).await.unwrap();
     // Not compared by their equality, which a NaN lacks.
     assert_eq!(format!("{:?}", loaded.value), format!("{value:?}"));
-    assert_eq!((loaded.source(), loaded.expires_in()), (Source::Led, None));
+    assert_eq!((loaded.source, loaded.expires_in()), (Source::Led, None));
     assert!(cache.get("k").await.unwrap().is_none());
     let stats = cache.stats();
     assert_eq!((stats.unstorable, stats.undecodable), (1, 0), "{reason}");

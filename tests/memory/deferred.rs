@@ -68,7 +68,7 @@ impl Scene {
 
     async fn ask(&self, made: u64) -> (u64, Source) {
         let loaded = self.cache.request("k").load(value(made)).await.unwrap();
-        (loaded.value, loaded.source())
+        (loaded.value, loaded.source)
     }
 }
 

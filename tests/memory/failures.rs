@@ -55,16 +55,16 @@ async fn back_off(caches: &[Cache<u64>], origin: &Origin, longest: Duration) {
 async fn a_stale_value_stands_in_while_its_key_backs_off() {
     let (caches, origin) = failing_fleet(with_error_window).await;
     let first = origin.load(&caches[0]).await.unwrap();
-    assert_eq!((first.value, first.source(), origin.asked()), (1, Source::Stale, 2));
+    assert_eq!((first.value, first.source, origin.asked()), (1, Source::Stale, 2));
     for _ in 0..10 {
         for cache in &caches {
             let loaded = origin.load_at_once(cache).await.unwrap();
-            assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
+            assert_eq!((loaded.value, loaded.source), (1, Source::Stale));
         }
     }
     assert_eq!(caches[1].stats().backed_off, 10);
     sleep(FIRST + TICK).await;
-    assert_eq!(origin.load(&caches[2]).await.unwrap().source(), Source::Stale);
+    assert_eq!(origin.load(&caches[2]).await.unwrap().source, Source::Stale);
     assert_eq!(origin.asked(), 3);
 }
 
@@ -104,7 +104,7 @@ async fn no_failure_is_remembered_without_a_value_that_stands_in() {
 async fn a_back_off_by_default_ends_with_the_value_that_stands_in() {
     let with = |builder: Builder<u64>| builder.stale_if_error(LOAD + FIRST / 10);
     let (caches, origin) = failing_fleet(with).await;
-    assert_eq!(origin.load(&caches[0]).await.unwrap().source(), Source::Stale);
+    assert_eq!(origin.load(&caches[0]).await.unwrap().source, Source::Stale);
     sleep(FIRST / 10).await;
     assert_eq!(origin.load(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
     assert_eq!(origin.asked(), 3);
@@ -228,7 +228,7 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
     let end = Instant::now() + 2 * LONGEST;
     while Instant::now() < end {
         for cache in &caches {
-            assert_eq!(origin.load_at_once(cache).await.unwrap().source(), Source::Stale);
+            assert_eq!(origin.load_at_once(cache).await.unwrap().source, Source::Stale);
         }
         sleep(PAUSE).await;
     }
@@ -238,7 +238,7 @@ async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
     sleep(LONGEST + TICK).await;
     origin.load_at_once(&caches[0]).await.unwrap();
     sleep(2 * LOAD).await;
-    assert_eq!(origin.load_at_once(&caches[1]).await.unwrap().source(), Source::Hit);
+    assert_eq!(origin.load_at_once(&caches[1]).await.unwrap().source, Source::Hit);
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,7 +246,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
     for (act, value) in [("insert", 77), ("invalidate", 3), ("expire", 3), ("touch", 1)] {
         let (caches, origin) = failing_fleet(|builder| with_error_window(always(builder))).await;
         for cache in &caches {
-            assert_eq!(origin.load(cache).await.unwrap().source(), Source::Stale);
+            assert_eq!(origin.load(cache).await.unwrap().source, Source::Stale);
         }
         origin.fails(false);
         match act {
@@ -258,7 +258,7 @@ async fn each_act_ends_a_back_off_in_the_whole_fleet() {
         for at in [2, 0, 1] {
             let loaded = origin.load(&caches[at]).await.unwrap();
             assert_eq!(loaded.value, value, "{act}");
-            assert_ne!(loaded.source(), Source::Stale, "{act}");
+            assert_ne!(loaded.source, Source::Stale, "{act}");
         }
     }
 }
@@ -340,7 +340,7 @@ async fn without_a_backend_each_process_backs_off() {
     assert!(wait >= FIRST && wait <= 2 * FIRST, "{wait:?}");
     origin.fails(false);
     sleep(wait).await;
-    assert_eq!(origin.load(&caches[0]).await.unwrap().source(), Source::Degraded);
+    assert_eq!(origin.load(&caches[0]).await.unwrap().source, Source::Degraded);
     origin.fails(true);
     let wait = origin.load(&caches[0]).await.unwrap_err().retry_after().unwrap();
     assert!(wait <= FIRST, "{wait:?}");

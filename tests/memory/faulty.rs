@@ -23,8 +23,8 @@ async fn a_full_backend_reads_and_removes_and_stores_nothing() {
     let cache = cache(backend.clone());
     cache.insert("old", &1).await.unwrap();
     backend.plan(|_| Some(Fault::Full));
-    assert_eq!(load(&cache, "old").await.source(), Source::Hit);
-    assert_eq!(load(&cache, "new").await.source(), Source::Degraded);
+    assert_eq!(load(&cache, "old").await.source, Source::Hit);
+    assert_eq!(load(&cache, "new").await.source, Source::Degraded);
     assert_eq!(cache.insert("new", &2).await.unwrap_err().kind(), ErrorKind::Backend);
     cache.invalidate("old").await.unwrap();
     backend.plan(|_| None);
@@ -49,7 +49,7 @@ async fn a_backend_that_fills_up_hands_the_load_over_and_lets_locks_end() {
     };
     let (led, received, ()) = tokio::join!(load(&leader, "k"), waits, fills);
     assert_eq!((led.value, received.value), (17, 17));
-    assert_eq!(received.source(), Source::Received);
+    assert_eq!(received.source, Source::Received);
     assert_eq!((leader.stats().stored, there.stats().loads), (0, 0));
     assert_eq!(there.get("k").await.unwrap(), None);
     guard.renew().await.unwrap();

@@ -114,7 +114,7 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
     origin.panics(true);
     assert_eq!(origin.ask(&cache).await, (1, Source::Stale));
     let loaded = cache.request("k").load(hangs()).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
+    assert_eq!((loaded.value, loaded.source), (1, Source::Stale));
     assert_eq!(cache.stats().failures, 2);
 }
 
@@ -129,7 +129,7 @@ async fn every_process_serves_the_value_that_is_kept_for_failures() {
     let asked = caches.map(|cache| spawn(cache.request("k").load(origin.loader())));
     for loaded in all(asked).await {
         let loaded = loaded.unwrap();
-        assert_eq!((loaded.value, loaded.source()), (1, Source::Stale));
+        assert_eq!((loaded.value, loaded.source), (1, Source::Stale));
     }
     assert_eq!(origin.asked(), 2);
 }
@@ -319,7 +319,7 @@ async fn a_request_has_windows_of_its_own() {
     ] {
         sleep(pause).await;
         let request = cache.request("k").stale_while_revalidate(stale);
-        assert_eq!(request.load(origin.loader()).await.unwrap().source(), expected);
+        assert_eq!(request.load(origin.loader()).await.unwrap().source, expected);
     }
 }
 
@@ -334,7 +334,7 @@ async fn callers_with_windows_of_their_own_change_nothing_for_others() {
             let begun = Instant::now();
             let loaded = cache.request("k").load(origin.loader()).await.unwrap();
             assert_eq!(begun.elapsed(), Duration::ZERO);
-            loaded.source()
+            loaded.source
         };
         let strict = async {
             let request = cache.request("k").stale_while_revalidate(Duration::ZERO);
@@ -452,7 +452,7 @@ async fn a_peek_sees_each_window_and_counts_nothing() {
     ] {
         sleep(pause).await;
         let peeked = cache.peek("k").await.unwrap().unwrap();
-        assert_eq!((peeked.value, peeked.source()), (1, source));
+        assert_eq!((peeked.value, peeked.source), (1, source));
         assert_eq!(
             cache.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
             Some(left)

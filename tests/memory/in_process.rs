@@ -40,10 +40,10 @@ async fn values_are_shared_and_dropped_with_their_entries() {
     drop(first);
     cache.invalidate("k").await.unwrap();
     assert_eq!(living.load(Ordering::SeqCst), 0);
-    assert_eq!(load(2).await.unwrap().source(), Source::Led);
+    assert_eq!(load(2).await.unwrap().source, Source::Led);
     cache.invalidate_tag("a").await.unwrap();
     let third = load(3).await.unwrap();
-    assert_eq!((third.source(), third.value.1), (Source::Led, 3));
+    assert_eq!((third.source, third.value.1), (Source::Led, 3));
     drop(third);
     assert_eq!(living.load(Ordering::SeqCst), 1);
     sleep(Duration::from_secs(61)).await;

@@ -62,7 +62,7 @@ fn kinds(answers: Answers) -> Vec<Result<u64, ErrorKind>> {
 }
 
 fn sources(answers: Answers) -> Vec<Source> {
-    answers.unwrap().into_iter().map(|answer| answer.unwrap().source()).collect()
+    answers.unwrap().into_iter().map(|answer| answer.unwrap().source).collect()
 }
 
 /// Another process stores an entry between the look of a call and its claim.
@@ -523,7 +523,7 @@ async fn one_silence_for_many_keys_is_one_failure() {
     let keys = (0..100).map(|id| key(&id));
     assert!(cache.get_many(keys).await.iter().all(Result::is_err));
     let loaded = cache.request("k").load(value(1)).await.unwrap();
-    assert_eq!(loaded.source(), Source::Led);
+    assert_eq!(loaded.source, Source::Led);
 }
 
 /// Other tasks keep the threads busy for longer than a call waits for its keys.

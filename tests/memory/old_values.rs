@@ -74,7 +74,7 @@ async fn a_loader_sees_the_value_that_it_replaces() {
         Ok::<_, BoxError>(stale.value + 100)
     };
     let hit = other.request("k").load(load).await.unwrap();
-    assert_eq!((hit.value, hit.source()), (1, Source::Hit));
+    assert_eq!((hit.value, hit.source), (1, Source::Hit));
     sleep(MS).await;
     assert_eq!(cache.get("k").await.unwrap(), Some(101));
 }
@@ -88,13 +88,13 @@ async fn an_unchanged_value_is_stored_anew() {
         let waiting = spawn(cache.request("k").load(unchanged));
         sleep(LOAD / 2).await;
         let received = other.request("k").load(unchanged).await.unwrap();
-        assert_eq!((received.value, received.source()), (7, Source::Received));
+        assert_eq!((received.value, received.source), (7, Source::Received));
         let led = waiting.await.unwrap().unwrap();
-        assert_eq!((led.value, led.source(), led.fence()), (7, Source::Led, received.fence()));
+        assert_eq!((led.value, led.source, led.fence()), (7, Source::Led, received.fence()));
         assert_eq!(led.expires_in(), Some(TTL));
         sleep(TTL - MS).await;
         let hit = other.request("k").load(unchanged).await.unwrap();
-        assert_eq!((hit.source(), hit.fence()), (Source::Hit, led.fence()));
+        assert_eq!((hit.source, hit.fence()), (Source::Hit, led.fence()));
     }
     assert_eq!(faulty.count(Op::Commit), 3);
     let stats = cache.stats();
@@ -109,7 +109,7 @@ async fn an_unchanged_value_that_is_gone_is_stored() {
     cache.insert("k", &7).await.unwrap();
     sleep(TTL + WINDOW - LOAD / 2).await;
     let led = cache.request("k").load(unchanged).await.unwrap();
-    assert_eq!((led.value, led.source()), (7, Source::Led));
+    assert_eq!((led.value, led.source), (7, Source::Led));
     let stored = other.peek("k").await.unwrap().unwrap();
     assert_eq!((stored.value, stored.fence()), (7, led.fence()));
     assert_eq!((cache.stats().stored, cache.stats().unchanged), (1, 1));
@@ -144,13 +144,13 @@ async fn a_loader_that_fails_or_stores_nothing_renews_nothing() {
         Ok::<_, BoxError>(lead.unchanged(lead.stale().ok_or("there is no stale value")?))
     };
     let led = cache.request("k").load(load).await.unwrap();
-    assert_eq!((led.value, led.source()), (7, Source::Led));
+    assert_eq!((led.value, led.source), (7, Source::Led));
     let load = |lead: Lead<u64>| async move {
         lead.unchanged(lead.stale().ok_or("there is no stale value")?);
         Err::<u64, BoxError>("too late".into())
     };
     let kept = cache.request("k").load(load).await.unwrap();
-    assert_eq!((kept.value, kept.source()), (7, Source::Stale));
+    assert_eq!((kept.value, kept.source), (7, Source::Stale));
     assert_eq!(faulty.count(Op::Commit), 1);
     assert_eq!(
         other.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
@@ -166,6 +166,6 @@ async fn a_load_without_a_lease_has_the_value_that_was_seen() {
     sleep(TTL).await;
     faulty.plan(|op| (op == Op::Claim).then_some(Fault::Refuse));
     let degraded = cache.request("k").load(unchanged).await.unwrap();
-    assert_eq!((degraded.value, degraded.source()), (7, Source::Degraded));
+    assert_eq!((degraded.value, degraded.source), (7, Source::Degraded));
     assert_eq!(faulty.count(Op::Commit), 0);
 }

@@ -120,7 +120,7 @@ impl Drop for Running<'_> {
 }
 
 pub fn served(loaded: &Loaded<u64>) -> (u64, Source) {
-    (loaded.value, loaded.source())
+    (loaded.value, loaded.source)
 }
 
 /// How long the values of [`fleet`] live.

@@ -200,7 +200,7 @@ async fn a_value_that_is_not_to_be_stored_is_not_remembered() {
     };
     for load_number in 1..3 {
         let loaded = scene.cache.request("k").load(load).await.unwrap();
-        assert_eq!((loaded.source(), scene.cache.stats().loads), (Source::Degraded, load_number));
+        assert_eq!((loaded.source, scene.cache.stats().loads), (Source::Degraded, load_number));
     }
 }
 
@@ -437,7 +437,7 @@ async fn an_impatient_caller_is_no_probe() {
     for round in 0..16 {
         let asked = Instant::now();
         let loaded = scene.cache.request("k").load(after(10 * SECOND, 2)).await.unwrap();
-        assert_eq!((loaded.value, loaded.source()), (1, Source::Degraded));
+        assert_eq!((loaded.value, loaded.source), (1, Source::Degraded));
         assert!(asked.elapsed() <= LOAD + MS, "{round}: {:?}", asked.elapsed());
         advance(7 * MS).await;
     }
@@ -454,7 +454,7 @@ async fn a_loader_is_given_the_value_that_was_seen() {
         Ok::<_, BoxError>(lead.unchanged(lead.stale().ok_or("no stale value")?))
     };
     let loaded = scene.cache.request("k").load(load).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (1, Source::Degraded));
+    assert_eq!((loaded.value, loaded.source), (1, Source::Degraded));
     assert_eq!(scene.ask("k").await, (1, Source::Degraded));
     assert_eq!(scene.loads(), 1);
 }

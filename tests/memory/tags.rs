@@ -153,7 +153,7 @@ async fn a_process_that_waits_takes_no_value_whose_tag_has_ended() {
         assert!(!waits.is_finished());
         assert_eq!(old.end().await, 1);
         let got = waits.await.unwrap().unwrap();
-        assert_eq!((got.value, got.source()), expected);
+        assert_eq!((got.value, got.source), expected);
     }
 }
 
@@ -171,7 +171,7 @@ async fn an_ended_value_is_no_fallback_and_an_expired_one_is_nothing_else() {
             cache.expire_tag("a").await.unwrap();
             assert_eq!(here.get("k").await.unwrap(), None, "it is not served stale");
             let stale = here.request("k").load(fails("down")).await.unwrap();
-            assert_eq!((stale.value, stale.source()), (1, Source::Stale));
+            assert_eq!((stale.value, stale.source), (1, Source::Stale));
             cache.invalidate_tag("a").await.unwrap();
             let error = here.get_or_load("k", fails("down")).await.unwrap_err();
             assert!([ErrorKind::Load, ErrorKind::BackingOff].contains(&error.kind()), "{error}");
@@ -359,7 +359,7 @@ async fn without_an_answer_about_tags_nothing_old_is_served() {
     faulty.plan(|op| (op == Op::TagEnds).then_some(Fault::Refuse));
     assert_eq!(cache.get("k").await.unwrap_err().kind(), ErrorKind::Backend);
     let loaded = cache.request("k").load(value(2)).await.unwrap();
-    assert_eq!((loaded.value, loaded.source()), (2, Source::Degraded));
+    assert_eq!((loaded.value, loaded.source), (2, Source::Degraded));
     faulty.plan(|_| None);
     // A load whose number is not known is stored, and any end of its tags was later.
     faulty.plan(|op| (op == Op::TagNumber).then_some(Fault::Refuse));
@@ -458,7 +458,7 @@ async fn an_expired_value_is_not_fresh_and_a_doubled_tag_is_one() {
         cache.peek("k").await.unwrap().and_then(|loaded| loaded.expires_in()),
         Some(Duration::ZERO)
     );
-    assert_eq!(cache.peek("k").await.unwrap().unwrap().source(), Source::Stale);
+    assert_eq!(cache.peek("k").await.unwrap().unwrap().source, Source::Stale);
 }
 
 /// No change is told while a value is inserted, or it would stay for good.

@@ -47,7 +47,7 @@ async fn a_value_says_its_fence_its_age_and_its_time_left() {
         fences.push(loaded.fence().unwrap());
     }
     let hit = ask(&there, "k").await;
-    assert_eq!((hit.source(), hit.fence()), (Source::Hit, Some(fences[0])));
+    assert_eq!((hit.source, hit.fence()), (Source::Hit, Some(fences[0])));
     assert!(hit.expires_in().unwrap() <= TTL / 2);
     fences.dedup();
     assert_eq!(fences.len(), 1);
@@ -69,7 +69,7 @@ async fn a_value_that_is_not_stored_has_no_time_left() {
     assert!(led.fence().is_some() && led.age().is_some() && led.expires_in().is_none(), "{led:?}");
     here.shutdown(TTL).await;
     let degraded = ask(&here, "k").await;
-    assert_eq!(degraded.source(), Source::Degraded);
+    assert_eq!(degraded.source, Source::Degraded);
     assert_eq!((degraded.fence(), degraded.age(), degraded.expires_in()), (None, None, None));
 }
 

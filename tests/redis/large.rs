@@ -51,7 +51,7 @@ async fn a_large_value_over_a_slow_link_is_a_hit_and_delays_others_by_its_transf
             while !is_over.load(Ordering::SeqCst) {
                 let begun = Instant::now();
                 let read = reader.request("small").load(never).await.unwrap();
-                assert_eq!(read.source(), Source::Hit);
+                assert_eq!(read.source, Source::Hit);
                 (reads, longest) = (reads + 1, longest.max(begun.elapsed()));
             }
             (reads, longest)
@@ -61,7 +61,7 @@ async fn a_large_value_over_a_slow_link_is_a_hit_and_delays_others_by_its_transf
         for mib in [3, 8] {
             let read = reader.request(format!("{mib} MiB")).load(never);
             let read = timeout(LIMIT, read).await.unwrap().unwrap();
-            assert_eq!((read.source(), read.value.len()), (Source::Hit, mib * MIB));
+            assert_eq!((read.source, read.value.len()), (Source::Hit, mib * MIB));
         }
     }
     is_over.store(true, Ordering::SeqCst);
@@ -82,11 +82,11 @@ async fn a_large_value_is_stored_over_a_slow_link() {
     let loaded = large.clone();
     let load = far.request("loaded").load(|_| async { Ok::<_, Infallible>(loaded) });
     let load = timeout(LIMIT, load).await.unwrap().unwrap();
-    assert_eq!((load.source(), far.stats().stored), (Source::Led, 1));
+    assert_eq!((load.source, far.stats().stored), (Source::Led, 1));
     timeout(LIMIT, far.insert("inserted", &large)).await.unwrap().unwrap();
     for key in ["loaded", "inserted"] {
         let read = timeout(LIMIT, near.request(key).load(never)).await.unwrap().unwrap();
-        assert_eq!((read.source(), read.value.len()), (Source::Hit, 8 * MIB), "{key}");
+        assert_eq!((read.source, read.value.len()), (Source::Hit, 8 * MIB), "{key}");
     }
 }
 
@@ -197,7 +197,7 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_store() {
         goes_on.notify_one();
         assert!(load.await.unwrap().value == loaded);
         let waited = timeout(LIMIT, wait).await.unwrap().unwrap();
-        assert_eq!(waited.source(), Source::Received, "full: {is_full}");
+        assert_eq!(waited.source, Source::Received, "full: {is_full}");
         // No change is told of a value that is not stored.
         assert_eq!(waited.expires_in().is_none(), is_full);
         assert!(waited.value == loaded);

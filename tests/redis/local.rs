@@ -294,7 +294,7 @@ async fn a_copy_in_a_cluster_lasts_for_its_age() {
     here.insert("k", &3).await.unwrap();
     assert_eq!(here.get_local("k"), None);
     let load = here.request("k").load(|_lead| async { Ok::<_, BoxError>(4) });
-    assert_eq!(load.await.unwrap().source(), Source::Hit);
+    assert_eq!(load.await.unwrap().source, Source::Hit);
 }
 
 /// A cache of the user's own is told of changes, and that it may have missed some.

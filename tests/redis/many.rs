@@ -25,7 +25,7 @@ async fn load(cache: &Cache<u64>, ids: std::ops::Range<u64>) -> (Vec<Source>, us
     let values: Vec<u64> = loaded.iter().map(|loaded| loaded.value).collect();
     assert_eq!(values, ids.map(|id| 2 * id).collect::<Vec<_>>());
     let calls = calls.load(Ordering::SeqCst);
-    (loaded.iter().map(|loaded| loaded.source()).collect(), calls)
+    (loaded.iter().map(|loaded| loaded.source).collect(), calls)
 }
 
 #[tokio::test]

@@ -106,7 +106,7 @@ async fn an_idle_process_finds_its_server_within_two_seconds() {
     let cache = Cache::<String>::builder(scene.backend.clone(), "bellwether").build().unwrap();
     let load = async || {
         let load = cache.request("k").load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
-        timeout(LIMIT, load).await.unwrap().unwrap().source() == Source::Led
+        timeout(LIMIT, load).await.unwrap().unwrap().source == Source::Led
     };
     assert!(comes_true(800 * MS, load).await, "not after {:?}", back.elapsed());
 }
@@ -120,7 +120,7 @@ async fn requests_cost_few_attempts() {
         async move {
             let load =
                 cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
-            timeout(LIMIT, load).await.unwrap().unwrap().source()
+            timeout(LIMIT, load).await.unwrap().unwrap().source
         }
     };
     scene.leave().await;
@@ -153,7 +153,7 @@ async fn a_server_that_is_stopped_costs_a_hot_key_one_load() {
         let loads = loads.clone();
         let load = |_| async move { Ok::<_, BoxError>(loads.fetch_add(1, Ordering::SeqCst) + 1) };
         let loaded = timeout(LIMIT, cache.request(key).load(load)).await.unwrap().unwrap();
-        (loaded.value, loaded.source())
+        (loaded.value, loaded.source)
     };
     assert_eq!(ask("other").await, (1, Source::Led));
     server.kill();

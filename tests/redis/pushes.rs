@@ -142,7 +142,7 @@ async fn led(
         Ok::<_, BoxError>(Bytes::from(vec![b'v'; size]))
     }));
     begun.await.unwrap();
-    (open, async move { loading.await.unwrap().unwrap().source() })
+    (open, async move { loading.await.unwrap().unwrap().source })
 }
 
 /// Returns a claim as a leader makes it.
@@ -175,7 +175,7 @@ async fn a_wait_for_the_load_of_another_process_costs_two_commands() {
         open.send(()).unwrap();
         assert_eq!(leading.await, Source::Led);
         let waited = timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap();
-        assert_eq!((waited.source(), waited.value.len()), (Source::Received, 100));
+        assert_eq!((waited.source, waited.value.len()), (Source::Received, 100));
         if at == 0 {
             monitor.calls_from_clients().await;
         }
@@ -268,7 +268,7 @@ async fn received_by_a_crowd(
     let received = waited.into_iter().filter(|waited| match waited {
         Ok(Ok(waited)) => {
             assert_eq!(waited.value.len(), size);
-            waited.source() == Source::Received
+            waited.source == Source::Received
         }
         _ => false,
     });

@@ -101,7 +101,7 @@ async fn a_server_that_refuses_writes_costs_one_load_for_each_life() {
                 .ttl(life)
                 .load(move |_| async move { Ok::<_, BoxError>(number) });
             let loaded = load.await.unwrap();
-            (loaded.value, loaded.source())
+            (loaded.value, loaded.source)
         };
         for _ in 0..100 {
             assert_eq!(ask(LIFE).await, (0, Source::Degraded), "{refusal:?}");

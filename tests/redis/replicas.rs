@@ -144,7 +144,7 @@ async fn a_missing_confirmation_is_the_kind_of_the_source() {
     let cache: Cache<String> = Cache::builder(backend, "bellwether").build().unwrap();
     let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
     let loaded = cache.request("c").load(load).await.unwrap();
-    assert_eq!(loaded.source(), Source::Degraded);
+    assert_eq!(loaded.source, Source::Degraded);
 }
 
 /// The refusal of a `WAIT` counted as no confirmation in time. The check at the start passed, and
@@ -185,7 +185,7 @@ async fn a_user_that_may_not_wait_is_told() {
     let cache: Cache<String> = Cache::builder(backend.clone(), "bellwether").build().unwrap();
     let source = async |at: usize| {
         let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
-        cache.request(at).load(load).await.unwrap().source()
+        cache.request(at).load(load).await.unwrap().source
     };
     assert_eq!(source(0).await, Source::Degraded);
     raw.run::<()>(&["ACL", "SETUSER", "app", "+wait"]).await;
@@ -294,10 +294,10 @@ async fn after_an_unconfirmed_grant_few_misses_wait_for_replicas() {
     let mut monitor = server.monitor().await;
     for at in 0..MISSES {
         let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
-        assert_eq!(load.await.unwrap().source(), bellwether::cache::Source::Degraded);
+        assert_eq!(load.await.unwrap().source, bellwether::cache::Source::Degraded);
         let hit =
             cache.request("stored").load(|_| async { Ok::<_, std::io::Error>(String::new()) });
-        assert_eq!(hit.await.unwrap().source(), bellwether::cache::Source::Hit);
+        assert_eq!(hit.await.unwrap().source, bellwether::cache::Source::Hit);
     }
     let calls = monitor.calls_from_clients().await;
     let waits = calls.iter().filter(|call| call.command == "WAIT").count();

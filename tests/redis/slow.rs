@@ -43,7 +43,7 @@ async fn are_answered(round_trip: Duration) -> Result<(), String> {
         timeout(LIMIT, load)
     });
     let loaded = join_all(requests).await.into_iter();
-    let led = loaded.filter(|loaded| matches!(loaded, Ok(Ok(led)) if led.source() == Source::Led));
+    let led = loaded.filter(|loaded| matches!(loaded, Ok(Ok(led)) if led.source == Source::Led));
     let led = led.count();
     let stats = cache.stats();
     if (led, stats.degraded, stats.stored) != (100, 0, 100) {
@@ -125,7 +125,7 @@ async fn one_setting_is_enough_for_a_server_that_answers_late() {
     let cache = Cache::<String>::builder(backend, "late").build().unwrap();
     let of_cache = ["get", "claim", "commit", "put"].map(late);
     let load = cache.request("k").load(|_| async { Ok::<_, Infallible>("v".to_owned()) });
-    assert_eq!(timeout(LIMIT, load).await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(timeout(LIMIT, load).await.unwrap().unwrap().source, Source::Led);
     timeout(LIMIT, cache.insert("k", &"w".to_owned())).await.unwrap().unwrap();
     for (which, hits) in of_lock.iter().chain(&of_cache) {
         assert_eq!(hits.count(), 1, "{which} was not late");

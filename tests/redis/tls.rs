@@ -150,7 +150,7 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let cache = Cache::<String>::builder(here.clone(), "bellwether").build().unwrap();
     for expected in [Source::Led, Source::Hit] {
         let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
-        assert_eq!(cache.request("k").load(load).await.unwrap().source(), expected);
+        assert_eq!(cache.request("k").load(load).await.unwrap().source, expected);
     }
     let [here, there] = [Locks::new(here, "bellwether"), Locks::new(there, "bellwether")];
     let held = here.mutex("m").lock().await.unwrap();

@@ -23,7 +23,7 @@ fn cache(server: &RedisServer) -> Cache<String> {
 
 async fn load(cache: Cache<String>) -> Source {
     let load = async |_| Ok::<_, BoxError>("v".to_owned());
-    cache.request("loaded").load(load).await.unwrap().source()
+    cache.request("loaded").load(load).await.unwrap().source
 }
 
 /// The server runs the claims when it goes on. The undo had stopped at the end of the lease, so the

@@ -253,7 +253,7 @@ mod tests {
     async fn ask(cache: &Cache<u64>, made: u64) -> (u64, Source) {
         let load = move |_| async move { Ok::<_, BoxError>(made) };
         let loaded = cache.request("k").load(load).await.unwrap();
-        (loaded.value, loaded.source())
+        (loaded.value, loaded.source)
     }
 
     /// A write without a place is not repeated. What was stored before the backend answered again

@@ -177,7 +177,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         core.loads.failures.forget(&self.asked.key);
         let made = self.asked.made(value, self.begun, &self.lead);
         let loaded = Box::pin(self.commit_value(made)).await.loaded;
-        core.counters.served(loaded.source());
+        core.counters.served(loaded.source);
         loaded
     }
 

@@ -368,7 +368,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             core.counters.loads.add();
             load = Some(*begun);
         }
-        let is_old = loaded.source() == Source::Stale || load.is_some();
+        let is_old = loaded.source == Source::Stale || load.is_some();
         Ok(if is_old { Begun::Stale(loaded, load) } else { Begun::Ready(loaded) })
     }
 

@@ -362,7 +362,7 @@ fn is_response_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool 
 /// Returns whether a response is stored or remembered, or was fresh when a caller came that has
 /// waited for it since then.
 fn is_in_time(loaded: &Loaded<CachedResponse>, since: Instant) -> bool {
-    match loaded.source() {
+    match loaded.source {
         Source::Hit | Source::Local | Source::Stale => true,
         Source::Degraded if loaded.age().is_some() => true,
         _ => u128::from(loaded.value.late) <= since.elapsed().as_millis(),
@@ -412,7 +412,7 @@ impl Http {
 
     /// Returns the answer that a stored response gives, with its `Age`.
     fn replay(&self, place: &Place, loaded: Loaded<CachedResponse>) -> Response<LayerBody> {
-        let source = loaded.source();
+        let source = loaded.source;
         self.count_served(source, &place.miss);
         let kept = loaded.age().unwrap_or_default();
         let ttl = if self.0.tells_status { ttl(&loaded) } else { None };

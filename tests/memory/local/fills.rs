@@ -107,7 +107,7 @@ async fn a_fill_from_before_a_rebuild_is_not_kept() {
     let rebuild = async |race: &Race| {
         let fence = race.there.invalidate("k").await?;
         let rebuilt = race.there.request("k").load(value(2)).await?;
-        assert_eq!(rebuilt.source(), Source::Led);
+        assert_eq!(rebuilt.source, Source::Led);
         Ok(fence)
     };
     read_across(rebuild, Some(2)).await;

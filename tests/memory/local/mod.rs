@@ -16,7 +16,7 @@ fn cache(backend: impl Store) -> Cache<u64> {
 /// Loads a value, if there is none.
 async fn load(cache: &Cache<u64>, made: u64) -> (u64, Source) {
     let loaded = cache.request("k").load(value(made)).await.unwrap();
-    (loaded.value, loaded.source())
+    (loaded.value, loaded.source)
 }
 
 /// Has the tier keep the stored value.
@@ -35,9 +35,9 @@ async fn a_copy_is_served_without_a_question() {
     assert_eq!(cache.get_many(["k"]).await[0].as_ref().unwrap(), &Some(1));
     let many =
         cache.get_or_load_many([1_u64], |_| "k", |_batch| async { Ok::<[_; 0], BoxError>([]) });
-    assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source(), Source::Local);
+    assert_eq!(many.await.unwrap()[0].as_ref().unwrap().source, Source::Local);
     let skipped = cache.request("k").max_local_age(Duration::ZERO).load(value(4));
-    assert_eq!(skipped.await.unwrap().source(), Source::Hit);
+    assert_eq!(skipped.await.unwrap().source, Source::Hit);
     let stats = cache.stats();
     assert_eq!((stats.led, stats.hits, stats.local), (1, 2, 4));
 }
@@ -47,7 +47,7 @@ async fn a_value_has_a_life_in_the_process_and_one_in_the_fleet() {
     let cache = cache(MemoryBackend::new());
     let load = async |age: Duration, made: u64| {
         let request = cache.request("k").max_local_age(age).ttl(60 * SECOND);
-        request.load(value(made)).await.unwrap().source()
+        request.load(value(made)).await.unwrap().source
     };
     assert_eq!(load(200 * MS, 1).await, Source::Led);
     assert_eq!(load(200 * MS, 2).await, Source::Hit);
@@ -128,7 +128,7 @@ async fn a_copy_is_refreshed_as_its_entry_is() {
         for at in 0..200 {
             let loaded = cache.request("k").load(after(50 * MS, at)).await.unwrap();
             assert!(loaded.value >= last, "{} after {last}", loaded.value);
-            assert!(at == 0 || loaded.source() != Source::Led, "{early:?} at {at}");
+            assert!(at == 0 || loaded.source != Source::Led, "{early:?} at {at}");
             last = loaded.value;
             sleep(50 * MS).await;
         }
@@ -153,7 +153,7 @@ async fn stale_values_and_failures_go_around_the_tier() {
     assert_eq!(load(&cache, 3).await, (2, Source::Local));
     sleep(250 * MS).await;
     let failing = cache.request("k").load(fails("down"));
-    assert_eq!(failing.await.unwrap().source(), Source::Stale);
+    assert_eq!(failing.await.unwrap().source, Source::Stale);
     assert_eq!(cache.get_local("k"), None);
 }
 
@@ -167,10 +167,10 @@ async fn a_value_is_not_older_than_a_fence() {
     warm(&here).await;
     let fence = there.insert("k", &2).await.unwrap();
     let read = |fence| here.request("k").not_older_than(fence).load(value(9));
-    assert_eq!(read(fence).await.unwrap().source(), Source::Hit);
-    assert_eq!(read(fence).await.unwrap().source(), Source::Local);
+    assert_eq!(read(fence).await.unwrap().source, Source::Hit);
+    assert_eq!(read(fence).await.unwrap().source, Source::Local);
     // No copy is as new as a write that is still to come.
-    assert_ne!(read(fence + 1).await.unwrap().source(), Source::Local);
+    assert_ne!(read(fence + 1).await.unwrap().source, Source::Local);
 
     there.invalidate("k").await.unwrap();
     let load = spawn(here.request("k").load(after(100 * MS, 3)));

@@ -106,7 +106,7 @@ async fn a_value_that_is_remembered_in_an_outage_is_not_kept() {
         there.insert("k", &2).await.unwrap();
         let ticket = watch.ticket("k").unwrap();
         let old = here.request("k").load(value(3)).await.unwrap();
-        assert_eq!((old.value, old.source()), (1, Source::Degraded), "{fault:?}");
+        assert_eq!((old.value, old.source), (1, Source::Degraded), "{fault:?}");
         assert!(!watch.insert_if_current(&ticket, &old, || front.insert("k", 1)), "{fault:?}");
         assert_eq!(front.get("k"), None);
     }
