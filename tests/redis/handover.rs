@@ -263,8 +263,8 @@ async fn leave_during_the_handover(lock: Lock) {
         }
         unlocking.await.unwrap().unwrap();
         got(third).await.unlock().await.unwrap();
-        // The lock came without the end of any lease.
-        assert!(begun.elapsed() < 1500 * MS, "{:?}", begun.elapsed());
+        // A clock, because a lost handover also ends: by the time of its lease.
+        assert!(begun.elapsed() < handover_life(), "{:?}", begun.elapsed());
     }
     let clean = async || raw.keys("*").await.iter().all(|key| key.ends_with(":f"));
     assert!(comes_true(LIMIT, clean).await, "{:?}", raw.keys("*").await);

@@ -163,9 +163,8 @@ async fn a_handover_to_a_caller_that_has_left_is_released_at_once() {
     let lease = format!("{left}:0000000000000007");
     pushed.raw.run::<()>(&["SET", "bellwether:l:{k}:l", &lease, "PX", "60000"]).await;
     assert_eq!(pushed.hand_over(&left).await, 1);
-    let begun = Instant::now();
+    // Without the release, the lease would last for longer than the limit.
     let next = there.mutex("k").wait_limit(LIMIT).lock().await.unwrap();
-    assert!(begun.elapsed() < 1_000 * MS, "{:?}", begun.elapsed());
     drop(next);
     assert_eq!(held.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }

@@ -59,6 +59,7 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     replica.stop_signal();
     let begun = Instant::now();
     unreplicated(backend.acquire(&mutex_claim("k")).await);
+    // A clock, because the limit of the wait for replicas is the promise.
     assert!(begun.elapsed() < Duration::from_millis(100) + SLACK);
     unreplicated(backend.claim(&mutex_claim("c"), 0).await);
     unreplicated(backend.renew(std::slice::from_ref(&holder)).await);
@@ -276,6 +277,7 @@ async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
         assert!(error.contains("too few replicas"), "{error}");
         unreplicated(answer);
     }
+    // A clock, because 20 waits after each other would take 20 limits.
     assert!(begun.elapsed() < 2 * limit + SLACK, "{:?}", begun.elapsed());
     assert_eq!(connected(&mut raw).await, before, "a connection was replaced");
     assert_eq!(raw.keys("t:l:{k*}:l").await, [""; 0]);
