@@ -6,21 +6,21 @@ use bellwether::lock::ListedLock;
 use serde_json::Value;
 use tokio::time::{Duration, Instant};
 
-/// A cache without an answer for so long has ended. Without any answer for so long, no process
-/// answers.
+/// A cache without an answer for this time has ended. If no answer has come for this time, no
+/// process answers.
 pub(crate) const GONE: Duration = Duration::from_secs(3);
 
 /// What the caches and locks of the fleet have answered.
 #[derive(Default)]
 pub(crate) struct Fleet {
     caches: HashMap<String, Answered>,
-    /// The last answer of each, and when it came.
+    /// The last answer of each `Locks`, and when the answer came.
     locks: HashMap<String, (Value, Instant)>,
-    /// Since when the questions are taken, and answers would be heard.
+    /// Since when the server takes the questions, so that answers would arrive.
     asked_since: Option<Instant>,
 }
 
-/// The last two answers of a cache, and when each of them came.
+/// The last two answers of a cache, each with the time at which it came.
 struct Answered {
     at: Instant,
     last: Value,
@@ -39,14 +39,15 @@ pub(crate) struct Second {
     pub(crate) flights: u64,
     /// `None` until a cache has answered twice.
     pub(crate) rates: Option<Rates>,
-    /// The keys that were asked for, with their requests a second: the busiest comes first.
+    /// The keys with their requests a second, the busiest key first.
     pub(crate) keys: Vec<(String, f64)>,
 }
 
 /// How many callers wait for a lock, in the processes that answer.
 pub(crate) struct Callers {
     pub(crate) count: u64,
-    /// There may be more: the process of the holder does not answer, or names other locks only.
+    /// There may be more callers: the process of the holder does not answer, or its answer had no
+    /// place for this lock.
     pub(crate) is_least: bool,
 }
 
@@ -61,7 +62,8 @@ pub(crate) struct Rates {
 }
 
 impl Fleet {
-    /// Takes in an answer. One that cannot be read is that of a later version.
+    /// Takes in an answer. An answer that cannot be read may be from a later version, and has no
+    /// effect.
     pub(crate) fn hear(&mut self, payload: &[u8]) {
         let Ok(last) = serde_json::from_slice::<Value>(payload) else { return };
         if let Some(locks) = last["locks"].as_str() {
@@ -73,7 +75,7 @@ impl Fleet {
         self.caches.insert(cache, Answered { at: Instant::now(), last, before });
     }
 
-    /// Notes whether a question was taken, and its answers would be heard.
+    /// Notes whether the server took the last question, so that answers would arrive.
     pub(crate) fn asked(&mut self, is_taken: bool) {
         if !is_taken {
             self.asked_since = None;
@@ -82,6 +84,7 @@ impl Fleet {
         }
     }
 
+    /// Returns what the fleet did in the last second, and forgets caches and locks that have ended.
     pub(crate) fn second(&mut self) -> Second {
         self.caches.retain(|_, answered| answered.at.elapsed() < GONE);
         self.locks.retain(|_, (_, at)| at.elapsed() < GONE);
@@ -136,7 +139,7 @@ impl Second {
     }
 }
 
-/// Returns how many callers wait for a lock by one answer, if that names it.
+/// Returns how many callers wait for a lock according to one answer, if the answer names the lock.
 fn callers_in(answer: &Value, lock: &ListedLock) -> Option<u64> {
     let kind = lock.kind.to_string();
     let named = answer["callers"].as_array()?;
@@ -145,6 +148,7 @@ fn callers_in(answer: &Value, lock: &ListedLock) -> Option<u64> {
 }
 
 impl Answered {
+    /// Adds the flights, the rates and the keys of this cache.
     fn add_to(&self, second: &mut Second, keys: &mut BTreeMap<String, f64>) {
         second.flights += self.last["stats"]["flights"].as_u64().unwrap_or(0);
         let Some((before, since)) = &self.before else { return };

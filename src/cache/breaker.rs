@@ -31,7 +31,9 @@ use crate::{
     sync::lock,
 };
 
+/// After this many silences in a row, the breaker opens.
 const FAILURES: u32 = 3;
+/// How long an open breaker waits before the next probe.
 const PAUSE: Duration = Duration::from_millis(250);
 /// After this time without an answer, a probe counts as lost, because its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
@@ -41,6 +43,7 @@ pub(super) struct Breaker {
     trouble: Mutex<Option<Trouble>>,
     /// There is trouble. A flag beside the lock, so that flights take no common lock without need.
     troubled: AtomicBool,
+    /// Notified when the breaker opens.
     opened: Notify,
 }
 
@@ -76,10 +79,14 @@ fn admits(until: &mut Option<Instant>) -> bool {
 const FIRST_LINE: Duration = Duration::from_secs(1);
 
 impl Breaker {
+    /// Returns whether a flight may send a read or a write: always, unless the breaker is open and
+    /// the flight is not the probe.
     pub(super) fn admits(&self) -> bool {
         self.in_trouble(|trouble| admits(&mut trouble.open_until)).unwrap_or(true)
     }
 
+    /// Returns whether a flight may claim the lease: the breaker is closed, and replicas confirm
+    /// grants or the flight is the probe.
     pub(super) fn admits_claim(&self) -> bool {
         let is_admitted = self.in_trouble(|trouble| {
             trouble.open_until.is_none() && admits(&mut trouble.unconfirmed_until)
@@ -97,6 +104,7 @@ impl Breaker {
         self.in_trouble(|trouble| trouble.silences > 0).unwrap_or(false)
     }
 
+    /// Returns the outage that is going on.
     pub(super) fn outage(&self) -> Option<Outage> {
         self.in_trouble(|trouble| trouble.outage)
     }
@@ -106,6 +114,7 @@ impl Breaker {
         self.troubled.load(Ordering::Acquire)
     }
 
+    /// Looks at the trouble, if there is trouble. Without trouble, this takes no lock.
     fn in_trouble<T>(&self, look: impl FnOnce(&mut Trouble) -> T) -> Option<T> {
         if !self.is_troubled() {
             return None;
@@ -153,6 +162,7 @@ impl Breaker {
         }
     }
 
+    /// Handles an error of the backend: counts a silence, and logs the trouble once a minute.
     pub(super) fn failed(&self, error: &BackendError, counters: &Counters) {
         let is_silent = match error.kind() {
             // The server works, and only this name has foreign data.

@@ -29,6 +29,7 @@ impl<V> Produced<V> {
 pub(super) type Work<V> =
     Box<dyn FnOnce(Lead<V>) -> BoxFuture<'static, Result<Produced<V>, Error>> + Send>;
 
+/// Boxes a loader.
 pub(super) fn boxed<V, F, Fut>(work: F) -> Work<V>
 where
     F: FnOnce(Lead<V>) -> Fut + Send + 'static,
@@ -37,6 +38,7 @@ where
     Box::new(move |lead| work(lead).boxed())
 }
 
+/// Runs a loader that a user wrote: its value is shared, and its error wrapped.
 pub(super) async fn of_user<V, E: Into<BoxError>>(
     loader: impl Future<Output = Result<V, E>>,
 ) -> Result<Produced<V>, Error> {
@@ -56,7 +58,8 @@ pub(super) async fn run<V>(
     let for_loader = lead.clone();
     // The loader may also panic before it returns its future.
     let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
-    let without_head = async {
+    // Ends at the limit, or never if the head has landed by then.
+    let limit_without_head = async {
         sleep(limit).await;
         if lead.0.head.get().is_some() {
             std::future::pending().await
@@ -67,7 +70,7 @@ pub(super) async fn run<V>(
         ended = flight::within(number, loader) => {
             ended.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
         }
-        () = without_head => {
+        () = limit_without_head => {
             let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
