@@ -1,13 +1,13 @@
-//! The URLs of servers, and what of them may be shown: a password never.
+//! The URLs of servers, and the parts of a URL that may be shown. A password is never shown.
 
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
 use crate::Usage;
 
-/// What is shown of a URL that cannot be read, because any part of it may be a password.
+/// Shown in place of a URL that cannot be read, because any part of such a text may be a password.
 const UNREADABLE: &str = "a URL that cannot be read";
 
-/// Splits texts into the URLs that they have after commas.
+/// Splits texts at commas into URLs.
 ///
 /// Each URL has a scheme. So a comma in a password does not make a second URL, of which a part of
 /// the password would be shown.

@@ -18,10 +18,12 @@ use crate::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 /// How many pings are timed.
 const PINGS: usize = 21;
-/// Round trips from which waits and hits suffer, and from which the default time-outs are too short.
+/// Round trips from which waits and hits suffer, and from which the default time-outs are too
+/// short.
 const SLOW: Duration = Duration::from_millis(5);
 const TOO_SLOW: Duration = Duration::from_millis(100);
-/// How far the clock of the server may be from the local one. Only ticks of jobs depend on it.
+/// How far the clock of the server may be from the local clock. Only ticks of jobs depend on the
+/// difference.
 const SKEW: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,7 +108,7 @@ async fn check(server: &Server, mut connection: MultiplexedConnection) -> Vec<Fi
     };
     let mut findings = vec![version(&info)];
     if findings[0].verdict == Verdict::Bad {
-        // Everything else would fail because of it.
+        // All further checks would fail for the same reason.
         return findings;
     }
     if let Some(too_old) = protocol(&mut connection).await {
@@ -367,7 +369,8 @@ async fn clock(connection: &mut MultiplexedConnection) -> Finding {
     if apart < SKEW { good("clock", found) } else { fair("clock", found, advice) }
 }
 
-/// Tries what caches and locks need, in the namespace. It leaves fences that end within seconds.
+/// Tries what caches and locks need, in the namespace. The tries leave fences, which end within
+/// seconds.
 async fn rights(server: &Server) -> Vec<Finding> {
     let backend = match server.backend() {
         Ok(backend) => backend,

@@ -29,7 +29,7 @@ pub(crate) async fn list(server: &Server, json: bool) -> Result<Exit, Failure> {
     Ok(Exit::Well)
 }
 
-/// Searches for the locks. On a terminal, it says how far it is, and shows a first page.
+/// Searches for the locks. On a terminal, the search shows its progress and a first page.
 async fn search(server: &Server, json: bool) -> Result<Vec<ListedLock>, Failure> {
     let begun = Instant::now();
     let mut search = server.locks()?.search();

@@ -1,9 +1,14 @@
 //! `bellwether`: what goes on in a fleet, from the command line.
 //!
-//! It asks the server alone, by the public API of the crate. `doctor` asks the server for more.
+//! The commands ask the server alone, by the public API of the crate. `doctor` also sends commands
+//! of its own.
 //!
-//! It exits with 0 if all is well, with 1 after an error or a bad verdict of `doctor`, with 2 for
-//! wrong arguments, and with 3 if there was nothing to end, to remove or to explain.
+//! | exit code | meaning |
+//! |---|---|
+//! | 0 | all is well |
+//! | 1 | an error, or a bad verdict of `doctor` |
+//! | 2 | wrong arguments |
+//! | 3 | there was nothing to end, to remove or to explain |
 #![forbid(unsafe_code)]
 
 mod address;
@@ -216,7 +221,7 @@ async fn main() -> ExitCode {
     let json = options.json;
     let exit = match run(options).await {
         Ok(exit) => exit,
-        // The reader has all that it wants.
+        // The reader of the pipe, such as `head`, has read enough.
         Err(failure) if is_closed_pipe(&*failure) => Exit::Well,
         Err(failure) => {
             let words = in_full(&*failure);
@@ -366,7 +371,7 @@ async fn invalidate(
     expect: bool,
     json: bool,
 ) -> Result<Exit, Failure> {
-    // The value goes also if nothing can be said of it.
+    // If this fails, the value is still removed.
     let before = cache.explain(key).await.ok();
     cache.invalidate(key).await?;
     let was_stored = before.as_ref().map(|before| before.state != EntryState::Missing);
@@ -395,7 +400,7 @@ async fn invalidate_tag(cache: &Cache<Value>, tag: &str, json: bool) -> Result<E
 
 /// Ends all values of the namespace, after a question.
 async fn clear(server: &Server, yes: bool, json: bool) -> Result<Exit, Failure> {
-    // A cache without tags looks at no number, so its values would stay.
+    // A cache without tags reads no tag numbers, so its values would stay.
     if keys::has_tags(server).await == Some(false) {
         let why = "no cache with tags has stored anything in this namespace; only values of a \
                    cache with tags can be cleared: invalidate each key, or change the namespace";

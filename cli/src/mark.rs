@@ -13,9 +13,9 @@ use crate::{Exit, Failure, Server, ask, show};
 /// How the mark is removed.
 #[derive(Clone, Copy)]
 pub(crate) struct Removal {
-    /// It is not only shown.
+    /// The mark is removed, and not only shown.
     pub(crate) is_wanted: bool,
-    /// Nobody is asked.
+    /// The mark is removed without a question.
     pub(crate) is_confirmed: bool,
 }
 

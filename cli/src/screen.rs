@@ -34,7 +34,7 @@ impl Size {
     }
 }
 
-/// The second screen, which leaves the first one as it was.
+/// The second screen of the terminal. When it closes, the terminal shows the first screen again.
 pub(crate) struct Screen;
 
 impl Screen {

@@ -1,7 +1,7 @@
 //! How locks and entries are shown: as a table for people, or as JSON for scripts.
 //!
-//! Names, labels, tags and texts of failures come from others. [`table`] escapes each of its cells,
-//! and what stands in a line is [`Escaped`].
+//! Other programs choose names, labels, tags and texts of failures, so these texts are escaped:
+//! [`table`] escapes each cell, and [`Escaped`] a text within a line.
 
 use std::{
     fmt::Write as _,
@@ -22,14 +22,15 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 ///
 /// # Errors
 ///
-/// A reader that went away wants no more of it.
+/// If the reader of the output has gone.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", harmless(text.trim_end()))?;
     out.flush()
 }
 
-/// Prints JSON. Its strings may have characters that JSON does not escape, but a terminal acts on.
+/// Prints JSON, and escapes the characters that a terminal acts on, because JSON does not escape
+/// all of them.
 pub(crate) fn print_json(value: &Value) -> io::Result<()> {
     let mut text = String::new();
     for letter in value.to_string().chars() {
@@ -43,7 +44,7 @@ pub(crate) fn print_json(value: &Value) -> io::Result<()> {
     print(&text)
 }
 
-/// Prints a line beside the output. Nobody may be there to read it.
+/// Prints a line to the error output, if there is a reader.
 pub(crate) fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "bellwether: {}", in_line(text));
 }
@@ -71,7 +72,7 @@ const CUT: &str = "…";
 /// No column is cut to less.
 const NARROWEST: usize = 8;
 
-/// Aligns the cells of a table, and escapes them. The first row is its head.
+/// Escapes and aligns the cells of a table. The first row is the head.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     table_within(rows, usize::MAX)
 }
@@ -108,7 +109,7 @@ pub(crate) fn table_within<const N: usize>(rows: &[[String; N]], columns: usize)
     table
 }
 
-/// Cuts a text to so many columns. What is left out is in its middle, because names differ at
+/// Cuts a text to so many columns. The middle of the text is left out, because names differ at
 /// their ends.
 pub(crate) fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {

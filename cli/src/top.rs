@@ -1,10 +1,10 @@
 //! A screen of what goes on, refreshed each second: the busiest keys, the loads and the locks.
 //!
-//! The server knows the locks. What is asked for and loaded, only the processes know. They are
-//! asked on a channel of the namespace, and those that spawned `answer_top` answer.
+//! The server knows the locks. Only the processes know the requests and the loads. The screen asks
+//! the processes on a channel of the namespace, and the processes that spawned `answer_top` answer.
 //!
-//! What is not known yet, or not any more, is said to be so: an empty screen would be read as a
-//! fleet without locks.
+//! The screen says which facts are not known, because an empty screen would be read as a fleet
+//! without locks.
 
 use std::{
     collections::BTreeSet,
@@ -41,11 +41,11 @@ use crate::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How many keys, and how many locks, are shown where no screen says how many fit.
+/// How many keys, and how many locks, are shown if the output is no terminal.
 const ROWS: usize = 10;
 /// A list of locks that is older says so.
 const RECENT: Duration = Duration::from_secs(3);
-/// So many locks are looked at each second. The others are of the last search.
+/// How many locks are read again each second. The rows of further locks are from the last search.
 const REFRESHED: usize = 20;
 /// The pause behind a search, in times of the search.
 const PAUSES: u32 = 4;
@@ -77,8 +77,8 @@ struct View<'a> {
     listing: Listing,
 }
 
-/// Shows the screen until a signal ends it, or for some seconds. It ends as well when nobody reads
-/// it any more, because the fleet counts its keys meanwhile.
+/// Shows the screen until a signal, or for some seconds. The screen also ends when its reader has
+/// gone, because the fleet counts keys while a screen asks.
 pub(crate) async fn watch(
     server: &Server,
     seconds: Option<u64>,
@@ -216,7 +216,7 @@ fn keep_listing(locks: Locks) -> watch::Receiver<Listing> {
                 // While the server is away, the last list stays.
                 Err(error) => list.send_modify(|listing| listing.failure = Some(in_full(&error))),
             }
-            // Most of the time belongs to the others who use the server.
+            // Searches take a small part of the server's time.
             let next = Instant::now() + begun.elapsed().saturating_mul(PAUSES).max(SECOND);
             while Instant::now() < next && !list.is_closed() {
                 sleep(SECOND.min(next.saturating_duration_since(Instant::now()))).await;
@@ -251,7 +251,7 @@ async fn refresh(locks: &Locks, list: &watch::Sender<Listing>) {
     });
 }
 
-/// Searches for all locks. Those of the first search are shown as they are found.
+/// Searches for all locks. The locks of the first search are shown as they are found.
 async fn search(
     locks: &Locks,
     list: &watch::Sender<Listing>,
@@ -319,8 +319,8 @@ impl View<'_> {
         text
     }
 
-    /// Returns how many keys and how many locks are shown in so many rows. What one of them leaves
-    /// is for the other. Where not all fit, a row says so.
+    /// Returns how many keys and how many locks are shown in so many rows. Rows that the keys do
+    /// not need are for the locks, and the other way round. If not all fit, a row says so.
     fn shares(&self, rows: usize) -> (usize, usize) {
         let all_keys = self.second.keys.len();
         let all_locks = self.listing.locks.len();
@@ -362,7 +362,7 @@ impl View<'_> {
         vec![format!("{processes} processes   {} flights", second.flights), rates]
     }
 
-    /// Returns a table of locks, with their callers as the processes tell them.
+    /// Returns a table of locks, with the number of callers that the processes answered.
     fn lock_rows(&self, locks: &[ListedLock], columns: usize) -> String {
         let mut head = show::LOCKS;
         head[FENCE] = "CALLERS";
@@ -391,7 +391,7 @@ impl View<'_> {
         Value::Array(locks.collect())
     }
 
-    /// Says of what the list of locks is, unless it is all of them and of now.
+    /// Says what the list of locks lacks, unless the list is complete and new.
     fn of_locks(&self) -> Option<String> {
         let Listing { locks, as_of, refreshed, failure } = &self.listing;
         let failure = failure.as_deref().map(show::in_line);

@@ -6,12 +6,12 @@ use super::{LIMIT, Port, Raw, RedisServer, comes_true, eventually};
 pub struct Cluster {
     /// The masters, then one replica of the first master, of the second, and so on.
     pub nodes: Vec<RedisServer>,
-    /// Held, so that a node that starts again finds its own.
+    /// The ports of the cluster bus. They are held, so that a node that starts again gets its port.
     buses: Vec<Port>,
 }
 
 const SLOTS: usize = 16_384;
-/// Longer than nodes that meet take, and than the time after which they give a greeting up.
+/// How long nodes may take to meet. A node gives up a greeting earlier.
 const MEETING: Duration = Duration::from_secs(3);
 
 impl Cluster {

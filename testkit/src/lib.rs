@@ -65,8 +65,8 @@ pub fn queue_entry_life() -> Duration {
     QUEUE_ENTRY_LIFE
 }
 
-/// Begins a backend for a test that is not about time-outs. A busy machine does not reach its own.
-/// It gets pushes for claims that the test has made by hand.
+/// Begins a backend for a test that is not about time-outs: its time-outs are so long that a busy
+/// machine does not reach them. The backend gets pushes for claims that a test has made by hand.
 pub fn builder() -> RedisBackendBuilder {
     let builder = RedisBackend::builder();
     builder.command_timeout(LIMIT).connect_timeout(LIMIT).with_shared_process()
@@ -101,8 +101,8 @@ pub async fn holder(
 
 /// Returns a command that runs one test of the current test program in a process of its own.
 ///
-/// A worker is such a test. It returns at once unless an environment variable makes its process a
-/// worker.
+/// A worker is such a test. The test returns at once unless an environment variable makes its
+/// process a worker.
 pub fn rerun(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("the path of this program"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
@@ -111,7 +111,8 @@ pub fn rerun(test: &str) -> Command {
 
 /// Polls the condition until it holds. Returns `false` if it does not hold within the limit.
 ///
-/// A test uses this in place of a sleep: it waits as long as a busy machine needs, and no longer.
+/// Use this in place of a sleep, so that a test waits as long as a busy machine needs, and no
+/// longer.
 #[must_use = "assert it"]
 pub async fn eventually<F>(limit: Duration, mut condition: impl FnMut() -> F) -> bool
 where

@@ -1,4 +1,4 @@
-//! The start of the servers of tests, which end with their test process.
+//! Starts the servers of tests, which end with their test process.
 
 use std::{
     env, io,

@@ -111,7 +111,7 @@ impl Guard {
         match self {
             Self::Mutex(guard) => Some(guard.fence()),
             Self::Twice(guard, _) => Some(guard.fence()),
-            // The middle one is shared with the rival.
+            // The middle name is shared with the rival.
             Self::Several(guard) => guard.get(1).map(|(_, held)| held.fence()),
             Self::Writer(guard) => Some(guard.fence()),
             Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
@@ -193,7 +193,7 @@ const TWICE: Primitive = Primitive {
         })
     },
 };
-/// Acquires three locks; the one asked for is in the middle of their order.
+/// Acquires three locks. The lock of the test is in the middle of their order.
 const TOGETHER: Primitive = primitive!(
     Guard::Several, asked => asked.locks.several(together(&asked.name)), lock(), try_lock
 );
@@ -260,7 +260,7 @@ pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
 pub const MANY_PERMITS: Pair = Pair { one: SOME_BY_ID, rival: SOME_BY_ID, key: "p" };
 
-/// All of them, by name.
+/// All pairs, by name.
 pub const PAIRS: [(&str, Pair); 14] = [
     ("mutex", MUTEX),
     ("fair", FAIR),

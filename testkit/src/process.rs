@@ -11,15 +11,15 @@ use tokio::{
 
 use super::{LIMIT, rerun, signal};
 
-/// A process that runs one test of the current program. It ends with this, and can end itself when
-/// its input does.
+/// A process that runs one test of the current program. The process is killed on drop, and can end
+/// itself when its input ends.
 ///
 /// The test harness may have begun a line, so a process writes the end of a line before each of its
 /// own.
 pub struct Process {
     child: Child,
     input: ChildStdin,
-    /// `None` once they are forwarded.
+    /// `None` once the lines are forwarded.
     lines: Option<Lines<BufReader<ChildStdout>>>,
 }
 
@@ -35,7 +35,7 @@ impl Process {
         Self { child, input, lines: Some(BufReader::new(output).lines()) }
     }
 
-    /// Waits for a line that begins so, and returns its rest.
+    /// Waits for a line with this beginning, and returns the rest of the line.
     pub async fn says(&mut self, begin: &str) -> String {
         let lines = self.lines.as_mut().expect("the lines are forwarded");
         let said = async {
@@ -51,7 +51,8 @@ impl Process {
         said.unwrap_or_else(|_| panic!("the process does not say `{begin}` in time"))
     }
 
-    /// Sends what is read from each further line. Others are lines of the test harness.
+    /// Sends the result of `read` for each further line. `read` returns `None` for a line of the
+    /// test harness.
     pub fn forward<T: Send + 'static>(
         &mut self,
         to: UnboundedSender<T>,

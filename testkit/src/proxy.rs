@@ -1,10 +1,12 @@
 //! A proxy between a client and a Redis server that parses the traffic and injects faults.
 //!
-//! It reads frames of RESP2 and RESP3 in both directions. It can lose *one* answer, double *one*
-//! command or reorder *two* pushes, and pass everything else unchanged. A [rule](Proxy::when)
-//! selects commands by their [`kind`] (`get`, `claim`, `commit`, `renew`, ...) and by their keys.
+//! The proxy reads frames of RESP2 and RESP3 in both directions. So it can lose *one* answer,
+//! double *one* command or reorder *two* pushes, and pass everything else unchanged. A
+//! [rule](Proxy::when) selects commands by their [`kind`] (`get`, `claim`, `commit`, `renew`, ...)
+//! and by their keys.
 //!
-//! The proxy has its own thread, so that a busy test does not slow it down. It ends on drop.
+//! The proxy has its own thread, so that a busy test does not slow it down. The thread ends on
+//! drop.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -324,8 +326,8 @@ impl Proxy {
         }
     }
 
-    /// Lengthens each round trip by this, on connections that are made from now on. Those that were
-    /// lengthened before follow.
+    /// Lengthens each round trip by this time. It applies to connections that are made from now on,
+    /// and to connections that were lengthened before.
     pub fn lengthen_round_trip(&self, by: Duration) {
         self.shared.one_way.store(by.as_micros() as u64 / 2, Ordering::SeqCst);
     }
@@ -391,7 +393,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// How the next answer is treated.
+/// What the next answer on a connection is, and its fault.
 #[derive(Debug)]
 enum Expected {
     Answer(Option<Fault>),

@@ -106,8 +106,8 @@ impl Raw {
         self.run(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await
     }
 
-    /// Returns the number of processes that wait for loads whose leases match a pattern: those that
-    /// the leases list, and the others in the sets.
+    /// Returns the number of processes that wait for loads whose leases match a pattern. A lease
+    /// lists some of its waiters, and a set has the rest.
     pub async fn registered(&mut self, leases: &str) -> usize {
         let mut count = 0;
         for lease in self.keys(leases).await {
@@ -123,7 +123,7 @@ impl Raw {
         self.run(&["PTTL", key]).await
     }
 
-    /// Returns the channels of names with a subscriber. Those of processes stay.
+    /// Returns the channels of names with a subscriber. The channels of processes are left out.
     pub async fn pubsub_channels(&mut self) -> Vec<String> {
         let mut channels = self.channels("CHANNELS").await;
         channels.retain(|channel| channel.contains('{'));
