@@ -1,5 +1,5 @@
-//! All randomness of the crate: jitter, the ids of owners, and the hashers of maps. It has one
-//! module, so that a simulation can choose it.
+//! All randomness of the crate: jitter, the ids of owners, and the hashers of maps. It is in one
+//! module, so that a simulation can control it.
 
 use std::time::Duration;
 
@@ -7,11 +7,12 @@ use std::time::Duration;
 use hashbrown::DefaultHashBuilder as MapHasher;
 use uuid::Uuid;
 
+/// In a simulation, maps have no seed, so that each run of a schedule has the same order.
 #[cfg(bellwether_sim)]
-use crate::sim::MapHasher;
+type MapHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
-/// The hasher of the maps whose keys come from callers: it is seeded, so that nobody can choose
-/// keys that collide. That of a simulation has no seed.
+/// The hasher of the maps whose keys come from callers. The hasher is seeded, so that no caller can
+/// choose keys that collide.
 pub(crate) type Hasher = MapHasher;
 
 /// The maps and sets whose order can be seen from outside, such as in the order of commands.

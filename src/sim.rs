@@ -6,7 +6,6 @@
 use std::{
     cell::{Cell, RefCell},
     future::Future,
-    hash::{BuildHasherDefault, DefaultHasher},
     io,
     pin::Pin,
 };
@@ -26,9 +25,6 @@ pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn SimulatedStrea
 
 /// Opens a stream to a host.
 type Network = Box<dyn Fn(&str) -> Opening>;
-
-/// A hasher without a seed, so that each run of a schedule has the same order.
-pub(crate) type MapHasher = BuildHasherDefault<DefaultHasher>;
 
 thread_local! {
     static NETWORK: RefCell<Option<Network>> = const { RefCell::new(None) };

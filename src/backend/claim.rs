@@ -291,9 +291,9 @@ impl ProcessId {
 
     /// Returns the id of this operating system process.
     pub(crate) fn of_this() -> Self {
+        // Each schedule of a simulation has a thread of its own.
         #[cfg(bellwether_sim)]
         {
-            // A simulated schedule is a thread, which stands for the process.
             thread_local! {
                 static PROCESS: ProcessId = ProcessId::fresh();
             }
