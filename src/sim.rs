@@ -1,7 +1,7 @@
-//! What a simulation puts in the place of the world. It exists only under `--cfg bellwether_sim`,
+//! The network and the clock of a simulation. This module exists only under `--cfg bellwether_sim`,
 //! which the package `sim` sets.
 //!
-//! Each schedule of the simulation has a thread of its own, so all of this belongs to a thread.
+//! Each schedule of the simulation has a thread of its own, so the state belongs to a thread.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,8 +32,8 @@ thread_local! {
     static ORIGIN: Instant = Instant::now();
 }
 
-/// Begins the simulation of this thread: its randomness, and its network. The host of a URL tells
-/// the network which process connects to which server.
+/// Begins the simulation of this thread: its randomness, and its network. From the host of a URL,
+/// the network knows which process connects to which server.
 pub fn begin(seed: u64, network: impl Fn(&str) -> Opening + 'static) {
     fastrand::seed(seed);
     NETWORK.set(Some(Box::new(network)));

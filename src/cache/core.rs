@@ -487,8 +487,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let mut tagged = options.tagged.clone();
         let tags = &self.local.tags;
         if tags.is_on && tagged.number == 0 {
-            let asked = Box::pin(self.backend.store.tag_number(&tags.name));
-            tagged.number = self.counted(asked.await).unwrap_or_default();
+            let answer = Box::pin(self.backend.store.tag_number(&tags.name)).await;
+            tagged.number = self.counted(answer).unwrap_or_default();
         }
         tagged
     }

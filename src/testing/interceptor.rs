@@ -1,5 +1,5 @@
-//! A backend in front of another one, and a hook that meets each operation on its way. The
-//! operations are values, so that a hook can delay, repeat or drop them.
+//! A backend in front of another backend, with a hook that gets each operation. Operations are
+//! values, so that a hook can delay, repeat or drop an operation.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use crate::{
     key::{Name, Namespace},
 };
 
-/// Meets each operation of an [`Interceptor`].
+/// Gets each operation of an [`Interceptor`].
 ///
 /// ```
 /// use bellwether::{backend::Store, error::BackendError, testing::{Answer, Hook, Operation}};
@@ -35,25 +35,25 @@ use crate::{
 /// }
 /// ```
 pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
-    /// Answers an operation. A hook that changes nothing [performs](Operation::perform) it on the
-    /// backend. The caller may drop the future at any point.
+    /// Answers an operation. A hook that changes nothing [performs](Operation::perform) the
+    /// operation on the backend. The caller may drop the future at any point.
     fn around(
         &self,
         backend: &B,
         operation: Operation,
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
-    /// Registers a waiter for pushes. The default registers it at the backend.
+    /// Registers a waiter for pushes. The default registers the waiter at the backend.
     fn listen(&self, backend: &B, name: &Name, claim: Option<&Claim>) -> Changes {
         backend.listen(name, claim)
     }
 
-    /// Has a local tier told of changes.
+    /// Subscribes a local tier to changes.
     fn tap(&self, backend: &B, tier: Weak<dyn Tap>, every: Duration) -> bool {
         backend.tap(tier, every)
     }
 
-    /// Returns whether local tiers are told of the changes of a name.
+    /// Returns whether the local tiers of this process get the changes of a name.
     fn hears(&self, backend: &B, name: &Name, begins: bool) -> bool {
         backend.hears(name, begins)
     }
@@ -61,16 +61,16 @@ pub trait Hook<B: Store>: Clone + Send + Sync + 'static {
 
 /// A backend that passes each operation to a [`Hook`].
 ///
-/// The hook decides whether, when and where the operation is performed. Clones share the backend
-/// and the hook, as far as the clones of these do.
+/// The hook decides whether, when and where the operation is performed. A clone has clones of the
+/// backend and of the hook.
 ///
-/// No operation takes longer than a second, or than the backend may take. A read of many names
-/// arrives as one [`Op::Get`] for each. Labels of processes are not kept.
+/// An operation may take a second, or as long as the backend allows if that is longer. A read of
+/// many names arrives as one [`Op::Get`] for each name. Labels of processes are not kept.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
     /// The backend behind the hook.
     pub inner: B,
-    /// The hooks that meet each operation.
+    /// The hook that gets each operation.
     pub hook: H,
 }
 
@@ -83,12 +83,13 @@ impl<B: Store, H: Hook<B>> Interceptor<B, H> {
 }
 
 fn not_an_answer(op: Op, answer: &Answer) -> BackendError {
-    let why = format!("the hook was asked for {op:?} and answered {answer:?}");
+    let why = format!("the hook answered {op:?} with {answer:?}");
     BackendError::new(BackendErrorKind::Unknown, why)
 }
 
-/// Declares the operations of a backend: the name, each argument as it is kept and as the method
-/// takes it, the answer, and the call of the method. What follows `also` is written by hand.
+/// Declares the operations of a backend: the name, the type in which each argument is kept and the
+/// type that the method takes, the answer, and the call of the method. The methods behind `also`
+/// are written by hand.
 macro_rules! operations {
     ($($Trait:ident {
         $(
@@ -128,7 +129,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Performs the operation on a backend, as its method does. It may be performed more
+            /// Performs the operation on a backend, as its method does. A hook may call this more
             /// than once.
             pub async fn perform<B: Store>(&self, backend: &B) -> Result<Answer, BackendError> {
                 match self {
