@@ -1,6 +1,6 @@
 //! Commands whose answer is lost, and commands that arrive late.
 
-use super::{ask, build, settle, sources, two_over};
+use super::{ask, settle, sources, two_over};
 use crate::{origin::Origin, prelude::*};
 
 /// Only the answer was lost: the claim holds the lease, or the commit is stored. A leader that went

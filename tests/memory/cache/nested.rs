@@ -1,6 +1,6 @@
 //! Loaders that ask for further keys.
 
-use super::{Answer, build, fleet, loader, settle};
+use super::{Answer, fleet, loader, settle};
 use crate::{origin::Origin, prelude::*};
 
 #[tokio::test(start_paused = true)]

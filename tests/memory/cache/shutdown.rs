@@ -1,6 +1,6 @@
 //! The end of a cache, and of the runtime of a load.
 
-use super::{ask, build, fleet, loader, settle};
+use super::{ask, fleet, loader, settle};
 use crate::{origin::Origin, prelude::*};
 
 #[tokio::test(start_paused = true)]
