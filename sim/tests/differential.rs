@@ -16,6 +16,7 @@ use std::{
 };
 
 use bellwether_sim::{
+    oracle::worker::quiet_planned_panics,
     plan::{Class, Fault, Plan},
     play::play,
     server::{Exchange, Nowhere, Server, Step, reply::Reply},
@@ -183,7 +184,11 @@ fn compare_keys(real: &mut Real, mut simulated: impl FnMut(&[&str]) -> Value, co
             _ => vec!["ZRANGE", &key, "0", "-1", "WITHSCORES"],
         };
         for words in [vec!["TYPE", &key], vec!["PTTL", &key], read] {
-            let (there, here) = (told(real.ask(&words)), told(simulated(&words)));
+            let values = [real.ask(&words), simulated(&words)];
+            let [there, here] = values.map(|value| match words[0] {
+                "HGETALL" => told(by_field(value)),
+                _ => told(value),
+            });
             assert_eq!(here, there, "{words:?}, {context}");
         }
     }
@@ -317,6 +322,7 @@ fn random_command(rng: &mut Rng) -> Vec<Vec<u8>> {
 
 #[tokio::test]
 async fn what_the_client_sent_in_a_schedule_has_the_same_replies_and_effects() {
+    quiet_planned_panics();
     let clock = StillClock::new();
     let server = start(&clock).await;
     let first = variable("BELLWETHER_SEED", fastrand::u64(..1_000_000_000));

@@ -1,10 +1,8 @@
 //! The commands on keys. Each has the replies, the errors and the effects of Redis 7.0.
 
-use std::collections::BTreeMap;
-
 use super::{
     data::Data,
-    keyspace::{Millis, Sorted, Value},
+    keyspace::{Fields, Millis, Sorted, Value},
     reply::Reply,
 };
 
@@ -334,19 +332,22 @@ fn append(data: &mut Data, words: Words<'_>) -> Outcome {
 fn range(data: &mut Data, words: Words<'_>) -> Outcome {
     let (first, last) = (integer(&words[1])?, integer(&words[2])?);
     let text = text(data, &words[0])?.unwrap_or_default();
+    if first < 0 && last < 0 && first > last {
+        return Ok(Reply::text(""));
+    }
+    // Of a text, an end before its beginning is its first byte.
+    let last = last.max(-(text.len() as i64));
     let Some((first, last)) = places(first, last, text.len()) else { return Ok(Reply::text("")) };
     Ok(Reply::text(&text[first..=last]))
 }
 
-/// Returns the places in a sequence between two that may count from its end.
+/// Returns the places in a sequence between two that may count from its end. An end before its
+/// beginning is empty.
 fn places(first: i64, last: i64, length: usize) -> Option<(usize, usize)> {
     let length = length as i64;
-    if first < 0 && last < 0 && first > last {
-        return None;
-    }
-    let at = |place: i64| if place < 0 { (place + length).max(0) } else { place };
-    let (first, last) = (at(first), at(last).min(length - 1));
-    (first <= last && length > 0).then_some((first as usize, last as usize))
+    let at = |place: i64| if place < 0 { place + length } else { place };
+    let (first, last) = (at(first).max(0), at(last).min(length - 1));
+    (first <= last).then_some((first as usize, last as usize))
 }
 
 fn set_range(data: &mut Data, words: Words<'_>) -> Outcome {
@@ -368,10 +369,7 @@ fn set_range(data: &mut Data, words: Words<'_>) -> Outcome {
     Ok(Reply::Int(length))
 }
 
-fn hash<'a>(
-    data: &'a mut Data,
-    key: &[u8],
-) -> Result<Option<&'a mut BTreeMap<Vec<u8>, Vec<u8>>>, Refusal> {
+fn hash<'a>(data: &'a mut Data, key: &[u8]) -> Result<Option<&'a mut Fields>, Refusal> {
     let now = data.millis();
     match data.keys.get(key, now).map(|stored| &mut stored.value) {
         None => Ok(None),
@@ -385,7 +383,7 @@ fn set_fields(data: &mut Data, words: Words<'_>) -> Outcome {
         return Err("ERR wrong number of arguments for 'hset' command".into());
     }
     if hash(data, &words[0])?.is_none() {
-        data.keys.set(&words[0], Value::Hash(BTreeMap::new()), None);
+        data.keys.set(&words[0], Value::Hash(Fields::new()), None);
     }
     let mut added = 0;
     if let Some(fields) = hash(data, &words[0])? {

@@ -7,10 +7,13 @@ pub type Millis = i64;
 
 pub type Key = Vec<u8>;
 
+/// The fields of a hash.
+pub type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Text(Vec<u8>),
-    Hash(BTreeMap<Vec<u8>, Vec<u8>>),
+    Hash(Fields),
     Sorted(Sorted),
 }
 
