@@ -50,12 +50,16 @@ impl Database {
 
     /// Returns how old a version was at a moment: for how long a newer one had been announced.
     fn age(&self, row: usize, version: usize, at: Instant) -> Duration {
-        let newer = self.0[row].lock().unwrap().get(version).copied().flatten();
-        newer.map_or(Duration::ZERO, |newer| at.saturating_duration_since(newer))
+        let announced = self.0[row].lock().unwrap();
+        match announced.get(version) {
+            Some(Some(newer)) => at.saturating_duration_since(*newer),
+            _ => Duration::ZERO,
+        }
     }
 }
 
 /// What a process was served.
+#[derive(Clone)]
 struct Read {
     age: Duration,
     source: Source,
@@ -84,8 +88,8 @@ async fn main() -> Result<(), Error> {
         database.change(fastrand::usize(..ROWS), &writer).await?;
         sleep(Duration::from_millis(fastrand::u64(5..50))).await;
     }
-    let reads: Vec<Read> = readers.join_all().await.into_iter().flatten().collect();
-    report(&reads);
+    let reads = readers.join_all().await;
+    report(&reads.concat());
     Ok(())
 }
 

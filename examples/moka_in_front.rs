@@ -70,8 +70,9 @@ impl Prices {
         let loaded = self.fleet.request(key).load(load).await?;
         let price = loaded.value;
         let end = Instant::now() + loaded.expires_in().unwrap_or_default();
-        let keep = || self.own.insert(key.to_owned(), (price, end));
-        self.watch.insert_if_current(&ticket, &loaded, keep);
+        self.watch.insert_if_current(&ticket, &loaded, || {
+            self.own.insert(key.to_owned(), (price, end));
+        });
         Ok((price, false))
     }
 }
@@ -126,8 +127,9 @@ async fn run() -> Result<(), BoxError> {
     let mut reads = 0;
     let mut own = 0;
     while let Some(reader) = readers.join_next().await {
-        let read = reader??;
-        (reads, own) = (reads + read.0, own + read.1);
+        let (more_reads, more_own) = reader??;
+        reads += more_reads;
+        own += more_own;
     }
     println!("{own} of {reads} reads were of moka, and none was too old");
     Ok(())

@@ -74,7 +74,8 @@ async fn run() -> Result<(), BoxError> {
     one_at_a_time(&clients).await?;
 
     println!("a second one is killed, under a task that holds the lock");
-    let guard = clients[0].mutex("till").lease(LEASE).lock().await?;
+    let mutex = clients[0].mutex("till").lease(LEASE);
+    let guard = mutex.lock().await?;
     sleep(LEASE).await;
     println!(
         "  held for longer than its lease of {LEASE:?}, for it is renewed at the two that are left"
@@ -101,12 +102,13 @@ async fn run() -> Result<(), BoxError> {
 }
 
 fn client(servers: &[Server]) -> Result<Redlock, bellwether::Error> {
-    let open = |server: &Server| {
+    let mut backends = Vec::new();
+    for server in servers {
         let url = format!("redis://127.0.0.1:{}/", server.port);
-        RedisBackend::builder().server(url).command_timeout(ANSWER_LIMIT).build()
-    };
-    let servers = servers.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    Redlock::with_answer_limit(servers, "redlock", ANSWER_LIMIT)
+        let builder = RedisBackend::builder().server(url);
+        backends.push(builder.command_timeout(ANSWER_LIMIT).build()?);
+    }
+    Redlock::with_answer_limit(backends, "redlock", ANSWER_LIMIT)
 }
 
 /// Counts a till up from tasks of several clients, each time by a read, a pause and a write.

@@ -65,7 +65,11 @@ impl Shop {
     /// Loads what is missing. `None` is stored for an id that has no row.
     async fn load(self, batch: Batch<i64, Option<Product>>) -> Result<Rows, BoxError> {
         let mut products = self.products(batch.ids().to_vec()).await?;
-        Ok(batch.ids().iter().map(|id| (*id, products.remove(id))).collect())
+        let mut answers = Vec::new();
+        for id in batch.ids() {
+            answers.push((*id, products.remove(id)));
+        }
+        Ok(answers)
     }
 }
 
