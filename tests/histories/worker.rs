@@ -485,7 +485,9 @@ impl Worker {
                         working.await;
                     }
                 }
-                tag.into_iter().for_each(|tag| lead.tag(tag));
+                if let Some(tag) = tag {
+                    lead.tag(tag);
+                }
                 match plan.end {
                     End::Value => {}
                     End::Unstored => {

@@ -134,7 +134,9 @@ async fn half_of_the_ids_may_fail_each_with_its_error() {
     let cache = cache(MemoryBackend::new());
     let load = |batch: Batch<u64, u64>| async move {
         let (odd, even): (Vec<u64>, _) = batch.ids().iter().partition(|id| *id % 2 == 1);
-        odd.into_iter().for_each(|id| batch.fail(id, Broken(id)));
+        for id in odd {
+            batch.fail(id, Broken(id));
+        }
         Ok::<_, BoxError>(even.into_iter().map(|id: u64| (id, 2 * id)).collect::<Vec<_>>())
     };
     let loaded = cache.get_or_load_many(0..50, key, load).await.unwrap();

@@ -398,9 +398,10 @@ async fn a_load_that_runs_while_an_end_fails_is_for_those_who_asked_before() {
         builder(faulty.clone()).outage_memory(1 << 20).stale_if_error(HOUR).build().unwrap();
     for lost in [false, true] {
         // Without a backend, or with one that loses the answer to the commit.
-        faulty.plan(move |op| match lost {
-            false => Some(Fault::Refuse),
-            true => (op == Op::Commit || op == Op::EndTag).then_some(Fault::LoseReply),
+        faulty.plan(move |op| match op {
+            _ if !lost => Some(Fault::Refuse),
+            Op::Commit | Op::EndTag => Some(Fault::LoseReply),
+            _ => None,
         });
         let key = format!("{lost}");
         let old = Running::begin(&cache, &key, "a", 1).await;

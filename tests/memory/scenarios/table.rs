@@ -168,7 +168,9 @@ pub(crate) fn pairs() -> Vec<Pair> {
     }
     pairs.extend(of_keys());
     for is_rfc9111 in [false, true] {
-        STATUSES.into_iter().for_each(|status| pairs.extend(of_status(status, is_rfc9111)));
+        for status in STATUSES {
+            pairs.extend(of_status(status, is_rfc9111));
+        }
         pairs.extend(of_extensions(is_rfc9111));
         pairs.extend(of_http2(is_rfc9111));
     }
