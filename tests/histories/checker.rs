@@ -19,7 +19,8 @@
 //! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was,
 //!   unless the value stands in for a failure. A newer value may not have been stored. A value that
 //!   is not to be stored is no earlier read, and neither is one whose load a refresh superseded.
-//!   Another process may take the stored one for younger.
+//!   Another process may take the stored one for younger. The same holds for a load after a
+//!   deferred write of its process, if its value was not stored.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value older
 //!   than it is served only in place of a load that failed meanwhile.
@@ -337,6 +338,9 @@ impl Checker<'_> {
         let seen: Known<_, _> = shared
             .filter_map(|read| {
                 let fence = fences.least(read).filter(|fence| !self.is_superseded(read, *fence))?;
+                if self.is_ahead_of_store(read, fence) {
+                    return None;
+                }
                 Some((&read.key, read.at, (fence, read.value)))
             })
             .collect();
@@ -407,6 +411,21 @@ impl Checker<'_> {
         read.source == Source::Shared
             && self.index.fences.iter().any(|taken| supersedes(&taken))
             && !is_stored(&read.key)
+    }
+
+    /// Returns whether the value of a load was not stored, after a deferred write of its process.
+    /// That process counts the stored value as old, and the other processes do not know of the
+    /// write yet.
+    fn is_ahead_of_store(&self, read: &Read, fence: u64) -> bool {
+        let is_stored =
+            self.index.stored.iter().any(|stored| stored.key == read.key && stored.fence == fence);
+        let mut deferred = self.index.writes.iter().filter(|write| write.deferred);
+        read.source == Source::Shared
+            && !is_stored
+            && deferred.any(|write| {
+                (write.process, &write.key) == (read.process, &read.key)
+                    && write.asked < read.value.began
+            })
     }
 
     /// Returns as of when a read must be right.
