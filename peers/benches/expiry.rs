@@ -121,7 +121,8 @@ async fn all() {
 /// Shows how many of the processes loaded: in the middle of all rounds, and at most.
 fn shown(mut loads: Vec<u32>) -> String {
     loads.sort_unstable();
-    let (middle, most) = (loads[loads.len() / 2], loads[loads.len() - 1]);
+    let middle = loads[loads.len() / 2];
+    let most = loads[loads.len() - 1];
     match (middle, most) {
         (1, 1) => "1 load".to_owned(),
         _ if middle == most => format!("{middle} loads"),
@@ -207,7 +208,8 @@ fn bellwether(url: &str, loads: Arc<AtomicU32>) -> Ask {
     let backend = RedisBackend::open(url).unwrap();
     let cache: Cache<String> = Cache::builder(backend, "expiry").ttl(LIFE).build().unwrap();
     Arc::new(move |key| {
-        let (cache, loads) = (cache.clone(), loads.clone());
+        let cache = cache.clone();
+        let loads = loads.clone();
         Box::pin(async move {
             let load = |_| async { Ok::<_, BoxError>(load(loads).await) };
             assert_eq!(cache.get_or_load(key, load).await.unwrap(), VALUE);
@@ -292,7 +294,8 @@ async fn multi_tier(url: &str, loads: Arc<AtomicU32>) -> Ask {
     let system = CacheSystem::with_redis_url(url).await.unwrap();
     let cache = system.cache_manager().clone();
     Arc::new(move |key| {
-        let (cache, loads) = (cache.clone(), loads.clone());
+        let cache = cache.clone();
+        let loads = loads.clone();
         Box::pin(async move {
             let load = || async { Ok(Bytes::from(load(loads).await)) };
             let life = CacheStrategy::Custom(LIFE);
@@ -337,7 +340,8 @@ async fn amalgam(url: &str, loads: Arc<AtomicU32>) -> Ask {
         .unwrap();
     let cache = Arc::new(cache);
     Arc::new(move |key| {
-        let (cache, loads) = (cache.clone(), loads.clone());
+        let cache = cache.clone();
+        let loads = loads.clone();
         Box::pin(async move {
             let load = |_| async { Ok::<_, Infallible>(load(loads).await) };
             assert_eq!(cache.get_or_set(key, load).await.unwrap(), VALUE);

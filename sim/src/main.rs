@@ -116,7 +116,9 @@ struct Found {
 /// Plays one schedule after another on each core, until one breaks a rule or the time is over.
 fn search(planted: Option<&'static Planted>, time: Duration, first: u64) -> Found {
     let end = Instant::now() + time;
-    let (next, twice, is_over) = (AtomicU64::new(first), AtomicU64::new(0), AtomicBool::new(false));
+    let next = AtomicU64::new(first);
+    let twice = AtomicU64::new(0);
+    let is_over = AtomicBool::new(false);
     let found = Mutex::new((None::<u64>, Tally::default()));
     let cores = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {

@@ -128,7 +128,8 @@ impl World {
             clock_offset: 0,
         };
         let server = Mutex::new(Server::new(planted));
-        let (air, snapshots) = (Mutex::new(air), Mutex::default());
+        let air = Mutex::new(air);
+        let snapshots = Mutex::default();
         Self { shared: Arc::new(Shared { server, snapshots, kept, air, begun: now, trace }) }
     }
 
@@ -385,7 +386,8 @@ struct End {
 impl End {
     fn new(world: &World, line: &Arc<Line>, is_server: bool) -> Self {
         let timer = Box::pin(sleep(Duration::ZERO));
-        let (world, line) = (world.clone(), line.clone());
+        let world = world.clone();
+        let line = line.clone();
         Self { world, line, is_server, timer, taken: VecDeque::new() }
     }
 

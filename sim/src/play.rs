@@ -91,7 +91,8 @@ struct Damage {
 }
 
 async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -> Outcome {
-    let (trace, shared) = (Trace::new(keeps), Shared::new());
+    let trace = Trace::new(keeps);
+    let shared = Shared::new();
     let snapshots = if plan.class == Class::Failovers { SNAPSHOTS } else { 0 };
     let world = World::new(plan.seed, plan.weather, trace.clone(), planted, snapshots);
     if keeps {

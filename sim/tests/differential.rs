@@ -45,7 +45,8 @@ impl StillClock {
 
     /// Sets the clock to a time in microseconds. A half more hides how the fraction is rounded.
     fn set(&self, at: i64) {
-        let (seconds, micros) = (at.div_euclid(1_000_000), at.rem_euclid(1_000_000));
+        let seconds = at.div_euclid(1_000_000);
+        let micros = at.rem_euclid(1_000_000);
         let of_day = (seconds - EPOCH / 1_000_000).rem_euclid(86_400);
         let day = (seconds - EPOCH / 1_000_000).div_euclid(86_400);
         // A step of the clock is shorter than a month.
@@ -53,7 +54,9 @@ impl StillClock {
             0.. => format!("2100-01-{:02}", day + 1),
             _ => format!("2099-12-{:02}", 32 + day),
         };
-        let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+        let hour = of_day / 3600;
+        let minute = of_day / 60 % 60;
+        let second = of_day % 60;
         let text = format!("{date} {hour:02}:{minute:02}:{second:02}.{micros:06}5\n");
         let new = self.0.path().join("new");
         std::fs::write(&new, text).unwrap();
@@ -327,7 +330,8 @@ async fn what_the_client_sent_in_a_schedule_has_the_same_replies_and_effects() {
     let server = start(&clock).await;
     let first = variable("BELLWETHER_SEED", fastrand::u64(..1_000_000_000));
     println!("BELLWETHER_SEED={first}");
-    let (mut commands, mut scripts) = (0, 0);
+    let mut commands = 0;
+    let mut scripts = 0;
     for seed in first..first + variable("BELLWETHER_ROUNDS", 30) {
         let mut plan = Plan::new(seed);
         if matches!(plan.class, Class::Restarts | Class::Failovers) {
@@ -356,7 +360,9 @@ fn replay(
     control.ask(&["FLUSHALL"]);
     control.ask(&["SCRIPT", "FLUSH"]);
     let mut connections: BTreeMap<u64, (Real, i64)> = BTreeMap::new();
-    let (mut now, mut commands, mut scripts) = (0, 0, 0);
+    let mut now = 0;
+    let mut commands = 0;
+    let mut scripts = 0;
     for (step, exchange) in exchanges.iter().enumerate() {
         if exchange.at != now {
             now = exchange.at;

@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    ops::Range,
     path::Path,
 };
 
@@ -171,17 +172,17 @@ impl Panel {
     /// A shade over the time in which the database fails, or the store is away.
     fn shades(&self, svg: &mut Svg, options: &Options, figures: &Figures) {
         if let Some(time) = options.failing() {
-            let times = (time.start.as_secs_f64(), time.end.as_secs_f64());
+            let times = time.start.as_secs_f64()..time.end.as_secs_f64();
             self.shade(svg, times, "the database fails");
         }
         if let Some(away) = &figures.away {
-            self.shade(svg, (away.from, away.to), &format!("{} is away", options.store_name()));
+            self.shade(svg, away.from..away.to, &format!("{} is away", options.store_name()));
         }
     }
 
-    fn shade(&self, svg: &mut Svg, (from, to): (f64, f64), words: &str) {
-        let left = self.x(from);
-        let width = self.x(to) - left;
+    fn shade(&self, svg: &mut Svg, times: Range<f64>, words: &str) {
+        let left = self.x(times.start);
+        let width = self.x(times.end) - left;
         svg.rectangle((left, self.axis - QUERIES), (width, QUERIES + REQUESTS), FAILING);
         let style = Style { size: 14, color: color(Way::NoProtection), ..Style::default() };
         svg.text((left + 6.0, self.axis - QUERIES + 26.0), style, words);

@@ -104,7 +104,10 @@ fn perform(data: &mut Data, name: &str, words: Words<'_>) -> Outcome {
         "RENAME" => rename(data, words),
         "GET" => Ok(bulk(text(data, &words[0])?)),
         "MGET" => Ok(many(data, words)),
-        "STRLEN" => Ok(Reply::Int(text(data, &words[0])?.map_or(0, |it| it.len() as i64))),
+        "STRLEN" => {
+            let length = text(data, &words[0])?.map_or(0, |bytes| bytes.len());
+            Ok(Reply::Int(length as i64))
+        }
         "SET" => set(data, words),
         "APPEND" => append(data, words),
         "GETRANGE" => range(data, words),
@@ -237,7 +240,8 @@ fn time_to_live(data: &mut Data, key: &[u8]) -> Reply {
 }
 
 fn expire(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (now, life) = (data.millis(), integer(&words[1])?);
+    let now = data.millis();
+    let life = integer(&words[1])?;
     if let Some(option) = words.get(2) {
         return Err(format!("ERR Unsupported option {}", String::from_utf8_lossy(option))
             .as_str()
@@ -301,7 +305,8 @@ impl SetOptions {
 }
 
 fn set(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (now, options) = (data.millis(), SetOptions::read(&words[2..])?);
+    let now = data.millis();
+    let options = SetOptions::read(&words[2..])?;
     let old = if options.returns_old { Some(bulk(text(data, &words[0])?)) } else { None };
     let before = data.keys.get(&words[0], now);
     let is_there = before.is_some();
@@ -330,7 +335,8 @@ fn append(data: &mut Data, words: Words<'_>) -> Outcome {
 }
 
 fn range(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (first, last) = (integer(&words[1])?, integer(&words[2])?);
+    let first = integer(&words[1])?;
+    let last = integer(&words[2])?;
     let text = text(data, &words[0])?.unwrap_or_default();
     if first < 0 && last < 0 && first > last {
         return Ok(Reply::text(""));
@@ -346,12 +352,14 @@ fn range(data: &mut Data, words: Words<'_>) -> Outcome {
 fn places(first: i64, last: i64, length: usize) -> Option<(usize, usize)> {
     let length = length as i64;
     let at = |place: i64| if place < 0 { place + length } else { place };
-    let (first, last) = (at(first).max(0), at(last).min(length - 1));
+    let first = at(first).max(0);
+    let last = at(last).min(length - 1);
     (first <= last).then_some((first as usize, last as usize))
 }
 
 fn set_range(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (now, offset) = (data.millis(), integer(&words[1])?);
+    let now = data.millis();
+    let offset = integer(&words[1])?;
     let offset = usize::try_from(offset).map_err(|_| "ERR offset is out of range")?;
     let before = text(data, &words[0])?;
     if words[2].is_empty() {
@@ -443,7 +451,8 @@ fn add(data: &mut Data, words: Words<'_>) -> Outcome {
         }
         data.keys.set(&words[0], Value::Sorted(Sorted::default()), None);
     }
-    let (mut added, mut changed) = (0, 0);
+    let mut added = 0;
+    let mut changed = 0;
     if let Some(set) = sorted(data, &words[0])? {
         for (score, member) in scores {
             match set.score(member) {
@@ -500,14 +509,17 @@ impl Bound {
 }
 
 fn count(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (least, most) = (Bound::read(&words[1])?, Bound::read(&words[2])?);
+    let least = Bound::read(&words[1])?;
+    let most = Bound::read(&words[2])?;
     let Some(set) = sorted(data, &words[0])? else { return Ok(Reply::Int(0)) };
     let within = set.iter().filter(|(score, _)| least.is_below(*score) && most.is_above(*score));
     Ok(Reply::Int(within.count() as i64))
 }
 
 fn members(data: &mut Data, words: Words<'_>) -> Outcome {
-    let (mut by_score, mut with_scores, mut limit) = (false, false, None);
+    let mut by_score = false;
+    let mut with_scores = false;
+    let mut limit = None;
     let mut options = words[3..].iter();
     while let Some(option) = options.next() {
         match upper(option).as_str() {
@@ -527,7 +539,8 @@ fn members(data: &mut Data, words: Words<'_>) -> Outcome {
         return Err(why.into());
     }
     let found: Vec<(f64, Vec<u8>)> = if by_score {
-        let (least, most) = (Bound::read(&words[1])?, Bound::read(&words[2])?);
+        let least = Bound::read(&words[1])?;
+        let most = Bound::read(&words[2])?;
         let Some(set) = sorted(data, &words[0])? else { return Ok(Reply::Array(Vec::new())) };
         let within =
             set.iter().filter(|(score, _)| least.is_below(*score) && most.is_above(*score));
@@ -535,7 +548,8 @@ fn members(data: &mut Data, words: Words<'_>) -> Outcome {
         let skipped = usize::try_from(skipped).unwrap_or(usize::MAX);
         within.skip(skipped).take(usize::try_from(taken).unwrap_or(usize::MAX)).cloned().collect()
     } else {
-        let (first, last) = (integer(&words[1])?, integer(&words[2])?);
+        let first = integer(&words[1])?;
+        let last = integer(&words[2])?;
         let Some(set) = sorted(data, &words[0])? else { return Ok(Reply::Array(Vec::new())) };
         match places(first, last, set.len()) {
             Some((first, last)) => set.iter().skip(first).take(last + 1 - first).cloned().collect(),

@@ -277,7 +277,7 @@ impl Server {
             }
             Some(b"EXISTS") => {
                 let knows = |digest: &Vec<u8>| self.scripts.knows(&String::from_utf8_lossy(digest));
-                Reply::Array(words[1..].iter().map(|it| Reply::flag(knows(it))).collect())
+                Reply::Array(words[1..].iter().map(|digest| Reply::flag(knows(digest))).collect())
             }
             _ => Reply::error("ERR unknown subcommand of 'script'"),
         }

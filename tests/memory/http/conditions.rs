@@ -367,7 +367,8 @@ async fn a_part_of_what_is_not_stored_is_a_part() {
         // A request for the whole finds no mark, and what may be stored is.
         let whole = ask(&service, get("/")).await;
         assert_eq!((whole.status, whole.body.len()), (StatusCode::OK, length));
-        let (before, answer) = (calls.count(), ask(&service, get_with(PART)).await);
+        let before = calls.count();
+        let answer = ask(&service, get_with(PART)).await;
         assert_eq!((answer.status.as_u16(), answer.text()), (206, "23"));
         let is_stored = length == 10 && control != "private";
         assert_eq!(calls.count() - before, usize::from(!is_stored), "{length} {control}");

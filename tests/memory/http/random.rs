@@ -97,10 +97,8 @@ fn origin(plan: Plan) -> Inner {
                 let tag = if plan.validates == Validates::ByItsTag { &*tag } else { "\"other\"" };
                 return Ok(head.status(304).header("etag", tag).body(Body::empty()).unwrap());
             }
-            let head = match chance(&mut rng, 30) {
-                true => head.header("etag", tag),
-                false => head,
-            };
+            let has_tag = chance(&mut rng, 30);
+            let head = if has_tag { head.header("etag", tag) } else { head };
             let (head, language) = match plan.varies {
                 true => (head.header("vary", "accept-language"), said(&request)),
                 false => (head, String::new()),

@@ -80,7 +80,8 @@ async fn a_304_about_another_response_answers_its_caller_and_is_asked_for_once_a
                 let asked = ["if-none-match", "if-modified-since"];
                 let is_conditional = asked.iter().any(|name| request.headers().contains_key(*name));
                 counted.fetch_add(is_conditional.into(), Ordering::SeqCst);
-                let (call, modified) = (call.to_string(), "Tue, 15 Nov 1994 12:45:25 GMT");
+                let call = call.to_string();
+                let modified = "Tue, 15 Nov 1994 12:45:25 GMT";
                 let mut headers = vec![
                     ("cache-control", control),
                     ("x-call", &call),
@@ -88,9 +89,10 @@ async fn a_304_about_another_response_answers_its_caller_and_is_asked_for_once_a
                 ];
                 let tag = if is_conditional { told } else { stored };
                 headers.extend((!tag.is_empty()).then_some(("etag", tag)));
-                match is_conditional {
-                    true => reply(304, &headers, ""),
-                    false => reply(200, &headers, "whole"),
+                if is_conditional {
+                    reply(304, &headers, "")
+                } else {
+                    reply(200, &headers, "whole")
                 }
             });
             let service = silent_layer().layer(inner);

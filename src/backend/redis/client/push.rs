@@ -114,7 +114,9 @@ pub(super) async fn keep_subscribed(
     limit: Duration,
     told: &Rarely,
 ) -> Result<Infallible, RedisError> {
-    let (subscribed, refused, events) = (HashSet::default(), HashSet::default(), &pushes.events);
+    let subscribed = HashSet::default();
+    let refused = HashSet::default();
+    let events = &pushes.events;
     let mut subscriptions = Subscriptions { pushes, current, limit, told, subscribed, refused };
     let mut openings = events.all.channels.openings();
     loop {
