@@ -168,7 +168,8 @@ const METRICS: &[Metric] = &[
     counter("bellwether_locks_unrenewed_total", "renewals without an answer"),
     histogram(
         "bellwether_lock_wait_seconds",
-        "time of an acquisition, by result: acquired, taken, error",
+        "time of an acquisition, but not of a job or a candidate, which may wait for days; by \
+         result: acquired, taken, error",
     ),
     histogram("bellwether_lock_hold_seconds", "time of a guard, by result: held, lost"),
     gauge(

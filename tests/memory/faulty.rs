@@ -98,5 +98,5 @@ async fn the_answer_to_another_operation_is_an_error() {
     let error = Locks::new(backend, "bellwether").mutex("m").holder().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     let words = format!("{error:#}");
-    assert!(words.contains("asked for Inspect and answered ClearLatch"), "{words}");
+    assert!(words.contains("the hook answered Inspect with ClearLatch(true)"), "{words}");
 }
