@@ -1,8 +1,8 @@
 //! Access to the locks of the standard library without poisoning.
 //!
 //! A panic of a caller's code (a `Clone`, a `Drop`) must not make every later access panic as well.
-//! Each lock of this crate guards state that is consistent between statements, so the state is used
-//! as it is.
+//! The state behind each lock of this crate is consistent whenever such code runs, so the state is
+//! used after a panic, too.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -12,17 +12,17 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Locks for reading, poisoned or not.
-pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn read<T: ?Sized>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    rw_lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks for writing, poisoned or not.
-pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn write<T: ?Sized>(rw_lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    rw_lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The primitives of the code that a model checker runs. `scripts/loom` replaces them by primitives
-/// of `loom`.
+/// The primitives of the code that a model checker runs. With `--cfg loom`, which `scripts/loom`
+/// sets, primitives of `loom` replace them.
 #[cfg(not(all(test, loom)))]
 pub(crate) mod checked {
     pub(crate) use std::sync::{Mutex, atomic::AtomicUsize};
@@ -44,7 +44,7 @@ mod tests {
     };
 
     #[test]
-    fn a_panic_under_a_lock_does_not_end_its_use() {
+    fn a_lock_can_be_used_after_a_panic_under_it() {
         let mutex = Mutex::new(1);
         let rw_lock = RwLock::new(2);
         let panicked = catch_unwind(AssertUnwindSafe(|| {

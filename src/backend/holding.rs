@@ -11,7 +11,8 @@ use crate::{escape::Escaped, key::Name};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holding {
-    /// The number of holders: readers, or permits that are out. Zero if nothing is held.
+    /// The number of holders: 1 for a mutex, a writer or a load; otherwise readers, or permits that
+    /// are out. Zero if nothing is held.
     pub holders: u32,
     /// The sole holder. `None` for readers and permits.
     pub(crate) holder: Option<Owner>,
@@ -25,8 +26,7 @@ pub struct Holding {
     /// How long the sole holder has had the lock. The fence shows this, because it begins as the
     /// time of the grant.
     pub held_for: Option<Duration>,
-    /// How long the lock is held unless a lease is renewed. Of several holders, the last one
-    /// counts.
+    /// The time until the last lease ends, if no holder renews.
     pub expires_in: Duration,
     /// How many claims wait at the server. A waiter that died in the last seconds counts.
     ///
@@ -34,8 +34,8 @@ pub struct Holding {
     /// callers wait. The server does not know the callers that wait in the process of the holder.
     /// Each other waiter counts.
     pub waiting: u32,
-    /// The failed loads of an entry in a row, and the last failure. The wait is zero if it has
-    /// ended and the failures are still [remembered](BackOff::remembered).
+    /// The failed loads of an entry in a row, and the last failure. The wait is zero if the
+    /// back-off has ended and the failures are still [remembered](BackOff::remembered).
     pub failed: Option<(BackOff, Failure)>,
     /// The name holds data that this crate did not write, so nothing else is known. Only lists set
     /// this: a question about a single name returns an error.
@@ -43,7 +43,8 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Returns the same with a sole holder, whose fence shows how long it has had the lock.
+    /// Returns this state with its sole holder. The fence shows how long the holder has had the
+    /// lock.
     pub(crate) fn by(self, holder: Owner, fence: u64, now: u64, label: Option<&str>) -> Self {
         let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
         let process = Some(holder.process().to_string());
@@ -70,18 +71,18 @@ impl Holding {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// The time of the last ping, while there is a connection.
+    /// How long the last ping took, while there is a connection.
     pub round_trip: Option<Duration>,
     /// How long all connections have stood. Zero if a connection is broken. `None` before the first
     /// connection.
     pub stood_for: Option<Duration>,
 }
 
-/// Where a search for locks goes on, at each server. The default is the begin of the search.
+/// Where a search for locks goes on, at each server. The default is the start of a search.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SearchFrom {
-    /// The cursor of each server, or `None` where the search has ended. Empty before the begin.
+    /// The cursor of each server, or `None` where the search has ended. Empty before the start.
     pub(crate) cursors: Vec<Option<String>>,
     /// When the last step ended.
     pub(crate) at: Option<Instant>,
@@ -91,8 +92,8 @@ pub struct SearchFrom {
 #[doc(hidden)]
 #[derive(Clone, Debug, Default)]
 pub struct FoundLocks {
-    /// The locks that are held or waited for, in any order. A lock may come twice, or be free by
-    /// then.
+    /// The locks that are held or waited for, in any order. A lock may come twice, or be free when
+    /// the caller reads this.
     pub locks: Vec<(Name, SemaphoreKind)>,
     /// Where the next step begins. `None` if this was the last step.
     pub next: Option<SearchFrom>,

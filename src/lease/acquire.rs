@@ -35,12 +35,12 @@ use crate::{
 /// that the next process comes first.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
-/// The least pause between two renewals by a caller that waits for further leases.
+/// The least pause after a renewal by a caller that waits for further leases.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Which leases are acquired, and how each lease is acquired and kept.
 pub(crate) struct AcquireTerms {
-    /// The claims, each of another name, in the order of the acquisition.
+    /// The claims, each of a different name, in the order of the acquisition.
     pub(crate) claims: Vec<Claim>,
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
@@ -348,7 +348,8 @@ fn lost_meanwhile<'a>(granted: &'a [Acquired], terms: &AcquireTerms) -> Option<&
 /// the lease.
 struct Acquired {
     acquisition: Box<Acquisition>,
-    /// The slot of the local queue. `None` if the mode has no local queue.
+    /// The slot of the local queue. `None` if the mode has no local queue, or if the caller has
+    /// left that queue behind a silent caller.
     slot: Option<Slot>,
 }
 
@@ -375,7 +376,8 @@ struct Contender<'a> {
     engine: &'a Engine,
     upkeep: Upkeep,
     acquisition: Box<Acquisition>,
-    /// The slot of the local queue. `None` if the mode has no local queue.
+    /// The slot of the local queue. `None` if the mode has no local queue, or if the caller has
+    /// left that queue behind a silent caller.
     slot: Option<Slot>,
     /// The entry in the queue of the backend, which the keeper keeps from the first sleep on.
     kept_entry: Option<KeptEntry>,
@@ -441,7 +443,8 @@ impl Contender<'_> {
         let owner = self.acquisition.claim().owner;
         let answer = engine.requests.acquire(shard, &mut self.acquisition, limit, left).await;
         if self.acquisition.claim().owner != owner {
-            // The acquisition and its queue entry have ended with the runtime of their task.
+            // The task of the request has ended with its runtime, and with the acquisition. The
+            // queue entry is of the old owner.
             self.kept_entry = None;
         }
         if let Err(error) = &answer {

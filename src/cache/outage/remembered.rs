@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::Entry;
 
-/// The time between a failure and the next answer. Each outage has another number in a process.
+/// The time between a failure and the next answer, or the next accepted write if the backend
+/// refuses writes. Within a process, each outage has its own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) struct Outage {
     number: u64,
@@ -22,12 +23,12 @@ impl Outage {
 /// Whether a copy is served while the backend is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cache) enum Remembered {
-    /// The copy is for the local tier alone.
+    /// The copy is never served in an outage. A local tier may serve it.
     No,
     /// The copy is served within its windows, because the backend has returned or stored it.
     Seen,
-    /// The copy is served in this outage alone. It was loaded in the outage without a lease, or its
-    /// commit had no answer.
+    /// The copy is served in this outage alone. It was loaded in the outage without a lease, or the
+    /// commit of the load had no answer.
     Loaded(Outage),
 }
 
@@ -50,26 +51,27 @@ impl Remembered {
         match self {
             Self::No => false,
             Self::Seen => true,
-            Self::Loaded(of) => of == outage,
+            Self::Loaded(loaded_in) => loaded_in == outage,
         }
     }
 
-    /// Returns whether a copy with the fence `own` stays when the backend returns an entry with
-    /// another fence. The copy stays before an older answer that arrives late. A copy that was
-    /// loaded while the backend refuses writes also stays, because the backend cannot have it.
-    pub(in crate::cache) fn outlives_answer(self, own: u64, fence: u64) -> bool {
+    /// Returns whether a copy stays when the backend returns an entry. A copy of the backend stays
+    /// if the fence of the answer is smaller, because that answer has arrived late. A copy that was
+    /// loaded in an outage stays only while the backend refuses writes and answers with no greater
+    /// fence: the backend did not take the value of the copy.
+    pub(in crate::cache) fn outlives_answer(self, copy_fence: u64, answer_fence: u64) -> bool {
         #[cfg(bellwether_sim)]
         if crate::sim::is_planted("old-memory") {
             return true;
         }
         match self {
-            Self::Loaded(outage) => outage.refuses && fence <= own,
-            Self::No | Self::Seen => fence < own,
+            Self::Loaded(outage) => outage.refuses && answer_fence <= copy_fence,
+            Self::No | Self::Seen => answer_fence < copy_fence,
         }
     }
 
     /// Returns whether a copy stays when the backend has no entry. A copy that was loaded while the
-    /// backend refuses writes stays, because the backend cannot have it.
+    /// backend refuses writes stays, because the backend did not take the value of the copy.
     pub(in crate::cache) fn outlives_missing(self) -> bool {
         matches!(self, Self::Loaded(outage) if outage.refuses)
     }
