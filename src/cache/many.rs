@@ -418,7 +418,9 @@ where
         let mut leads = Vec::new();
         let mut replies = HashMap::default();
         let mut edges = Vec::new();
-        for WaitingId { id, lead, flight, reply } in std::mem::take(&mut *lock(&self.waiting)) {
+        // A statement of its own: code of the user runs below, without the lock.
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        for WaitingId { id, lead, flight, reply } in waiting {
             edges.extend(flight.and_then(|flight| flight::nested(flight, number)));
             let same: &mut Vec<_> = replies.entry(id.clone()).or_default();
             // After a shutdown there are no flights, and an id that the caller gave twice comes

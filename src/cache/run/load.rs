@@ -102,7 +102,9 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         debug!(fence = grant.fence(), "lease taken");
         let asked = run.asked.clone();
         let core = &asked.core;
-        // A tag that ends from here on ends the value.
+        // Before the wait, so that a shutdown waits for this load.
+        let token = core.loads.begun.token();
+        // A tag that is invalidated from here on invalidates the value.
         let tagged = core.begin_tags(&asked.options).await;
         let previous = held.previous.as_ref().map(|(previous, _)| previous.clone());
         let lead = Lead::new(Some(guard.lease.clone()), previous, tagged);
@@ -114,7 +116,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
             grant,
             begun: asked.begin_load(),
             _permit: held.permit.take(),
-            _token: core.loads.begun.token(),
+            _token: token,
             asked,
         }
     }

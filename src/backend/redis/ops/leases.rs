@@ -81,13 +81,16 @@ impl Leases for RedisBackend {
         for claim in claims {
             call = call.arg(queue_entry(claim));
         }
+        let mut has_lapsed = false;
         loop {
             let (mut kept, flags) =
                 self.run(&call, |reply| replies::kept(reply, claims.len())).await?;
             self.note_refusal(flags.has(REFUSED));
+            // The server has refused the push of a free lease, so all waiters send their claims
+            // again.
+            has_lapsed |= kept.has_lapsed || flags.has(REFUSED);
             if !flags.has(AGAIN) {
-                // No push can announce the free lease, so all waiters send their claims again.
-                kept.has_lapsed |= flags.has(REFUSED);
+                kept.has_lapsed = has_lapsed;
                 return Ok(kept);
             }
         }
@@ -293,11 +296,16 @@ impl RedisBackend {
     }
 
     /// Runs a script that releases. A script that could not do all its work in one run is called
-    /// again. If this process ends before that, the next script of any waiter does the rest.
+    /// again. If this process ends before that, or a later run gets no answer, the next script of
+    /// any waiter does the rest.
     async fn released(&self, call: &Call<'_>) -> Result<bool, BackendError> {
         let mut was_held = false;
         loop {
-            let flags = self.run(call, Flags::read).await?;
+            let flags = match self.run(call, Flags::read).await {
+                Ok(flags) => flags,
+                Err(_) if was_held => return Ok(true),
+                Err(error) => return Err(error),
+            };
             was_held |= flags.has(HELD);
             self.note_refusal(flags.has(REFUSED));
             if !flags.has(AGAIN) {
