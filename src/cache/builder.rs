@@ -121,7 +121,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
-    /// [`Off`](EarlyRefresh::Off). A part is from 0 to 1.
+    /// [`Off`](EarlyRefresh::Off). A part of the `ttl` is from 0 to 1.
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
         let rules = &mut self.options_mut().rules;
         rules.early = early;
@@ -235,7 +235,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how long to wait for the load of another process. Defaults to 30 s.
     ///
-    /// After that time the caller claims the lease once more, and then loads without a lease.
+    /// After that time the caller claims the lease once more. If the claim fails, the caller loads
+    /// without a lease.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options_mut().wait_limit = limit;
         self
@@ -297,8 +298,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets the largest encoded value, in bytes. Defaults to 8 MiB.
     ///
     /// A larger value that is loaded is returned and not stored. For 10 s the key then counts as
-    /// uncacheable: each process loads for itself, without waiting for other processes. Over HTTP
-    /// each caller does.
+    /// uncacheable: each process loads for itself, without waiting for other processes. Over HTTP,
+    /// each caller loads for itself.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
         self

@@ -40,11 +40,11 @@ use crate::{
 const MOST_KEYS: usize = 10_000;
 /// How many keys of a call are read, written or invalidated at once.
 const AT_ONCE: usize = 128;
-/// How long the loader waits for the decision about the next key, if the backend sets no longer
-/// limit. The wait must end, because a caller that is not polled decides nothing.
+/// How long the loader waits for the decision about the next key, if the backend sets no limit of
+/// its own. The wait must end, because a caller that is not polled decides nothing.
 const DECISION_LIMIT: Duration = Duration::from_millis(50);
-/// The limit is divided into this many waits. On a slow runtime, the tasks of the other keys run
-/// between two of the waits, and so decide.
+/// The limit is divided into this many waits. On a slow runtime, one long wait could end before the
+/// tasks of the other keys have run. Between two short waits, these tasks run and decide.
 const LOOKS: u32 = 10;
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -52,16 +52,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// `key_of` returns the key of an id. One round trip reads 128 keys. The loader is called once
     /// for the ids that this process leads, with one of the [permits to
-    /// load](super::Builder::max_loads). It is called again for a key whose load in another process
-    /// died. So clone what the loader uses inside the closure: `move |batch| { let db = db.clone();
-    /// async move { … } }`.
+    /// load](super::Builder::max_loads). The loader is called again for keys that are decided late,
+    /// and for a key whose load in another process died. So clone what the loader uses inside the
+    /// closure: `move |batch| { let db = db.clone(); async move { … } }`.
     ///
     /// Each key has its own flight, lease, windows and back-off. So a key shares its load with
     /// single calls and with other calls for many keys.
     ///
     /// The answers have the order of the ids. The loader may return its values in any order. An id
     /// without a value has failed. If a value may be absent, make `V` an `Option`. Values for other
-    /// ids are [counted](super::Stats::unasked), and otherwise ignored.
+    /// ids, and second values for an id, are [counted](super::Stats::unasked), and otherwise
+    /// ignored.
     ///
     /// # Errors
     ///
@@ -372,7 +373,8 @@ where
             waiting.push(waits);
             waiting.len() == 1
         };
-        // After the push, because the task takes all waiting ids once the last key is decided.
+        // The decision comes after the push, because the task takes all waiting ids once the last
+        // key is decided.
         member.decided();
         if is_first {
             let load = self.clone().load_together(member.all.clone());

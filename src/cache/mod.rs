@@ -1,4 +1,4 @@
-//! A cache that loads each missing entry once in the whole fleet.
+//! A cache that loads each missing entry once in the whole fleet, while the backend answers.
 //!
 //! [`Cache::get_or_load`] is the entry point, and a [`Request`] has options of its own. The loader
 //! gets a [`Lead`]. A [`Codec`] turns values into bytes.

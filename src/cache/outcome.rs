@@ -162,8 +162,8 @@ pub(crate) enum FlightResult<V> {
 
 pub(super) type Outcome<V> = Result<FlightResult<V>, Error>;
 
-/// Returns the value of an outcome, and counts its caller. A loader that a user wrote makes no
-/// other answer.
+/// Returns the value of an outcome, and counts its caller. A loader that a user wrote returns a
+/// value or an error, never a head or `Alone`.
 pub(super) fn value_of<V>(outcome: Outcome<V>, counters: &Counters) -> Result<Loaded<V>, Error> {
     let shared = outcome.and_then(|ended| match ended {
         FlightResult::Loaded(loaded) => Ok(loaded),

@@ -1,5 +1,5 @@
 //! The semaphore: permits that are renewed while their guard lives, and permits with an id, which
-//! outlive the process that acquired them.
+//! may outlive the process that acquired them, until their lease ends.
 
 use std::{fmt, str::FromStr};
 
@@ -25,8 +25,8 @@ const MOST_AT_ONCE: u32 = 1000;
 /// [`Locks::semaphore`](super::Locks::semaphore) creates it.
 ///
 /// The backend does not store the number of permits. Each caller states the number, and acquires
-/// permits only while no more than this number are held. So an old and a new number may be in use
-/// side by side.
+/// permits only if no more than this number are held then, these permits included. So an old and a
+/// new number may be in use side by side.
 ///
 /// All waiters wait in one queue over all processes. So a caller that wants many permits is not
 /// overtaken by callers that want few.
@@ -243,7 +243,8 @@ impl Permits {
     ///
     /// # Errors and cancel safety
     ///
-    /// As [all locks](super#errors-and-cancel-safety). A task repeats a release without an answer.
+    /// As [all locks](super#errors-and-cancel-safety). If a release gets no answer, a task repeats
+    /// the release.
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
         let claim = self.claim_of(id)?;
         let release = Release::new(&self.space.engine.janitor, claim);
@@ -251,7 +252,7 @@ impl Permits {
     }
 
     fn claim_of(&self, id: PermitId) -> Result<Claim, Error> {
-        // Only to check the settings.
+        // `upkeep` checks the settings. Its result is not needed.
         self.upkeep()?;
         let claim = self.claim(Mode::Permit { limit: self.kind.0, count: id.count })?;
         Ok(Claim { owner: id.owner, ..claim })

@@ -36,7 +36,7 @@ pub struct RedisBackendBuilder {
     process: Option<ProcessId>,
 }
 
-/// A longer time-out is a mistake of units.
+/// The longest time-out that is accepted. A longer time-out is a mistake of units.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 
 impl RedisBackendBuilder {
@@ -45,8 +45,8 @@ impl RedisBackendBuilder {
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
     /// trusts, or the certificates of a file that the environment variable `SSL_CERT_FILE` names.
-    /// It shows no client certificate. `tls_config` changes both. The crypto provider is *ring*,
-    /// unless the process has installed another provider.
+    /// The backend shows no client certificate. `tls_config` changes both. The crypto provider is
+    /// *ring*, unless the process has installed another provider.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.config.server = Some(Secret(url.into()));
         self
@@ -100,7 +100,7 @@ impl RedisBackendBuilder {
     }
 
     /// Sets how long one attempt to connect may take, including TLS and authentication. Defaults to
-    /// four command time-outs, and at least 1 s. 24 h at most.
+    /// four command time-outs, or 1 s if that is longer. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = Some(timeout);
         self

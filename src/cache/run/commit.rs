@@ -36,7 +36,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let tagged = lead.keeping().tagged.clone();
         let (answer, are_current) =
             tokio::join!(self.commit_entry(&entry, ttl), core.are_current(&tagged));
-        // A write that is deferred takes no lease away.
+        // A deferred write leaves the lease in place, so the backend may store the older value.
         let is_current =
             are_current && !core.backend.writes.holds_back(&asked.name, guard.granted.fence);
         let is_value = entry.kind == EntryKind::Value;
@@ -46,7 +46,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let is_stored = matches!(answer, Ok(Committed::Stored)) && is_current && is_value;
         let record = Record::written(guard.granted.fence, &entry, ended, is_stored);
         let led = Loaded { value, source: Source::Led, record };
-        // Later callers may know of what has ended the value.
+        // Later callers may know of the invalidation that has ended the value.
         let late = if is_current { None } else { Some(ForLate::Look) };
         match answer {
             Ok(Committed::Stored) => {
@@ -78,7 +78,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         }
     }
 
-    /// Notes an entry that was stored, and keeps a copy of the entry in place of the last copy.
+    /// Counts an entry that was stored, and keeps a copy of the entry in place of the last copy.
+    /// Without a mark, drops the last copy.
     fn note_stored(&self, mark: Option<Fill>, entry: Entry, value: &V) {
         let AskedKey { core, key, options, .. } = &self.asked;
         if !options.sharing.is_uncounted {
@@ -111,8 +112,8 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         Some(Loaded { source: Source::Received, ..newer })
     }
 
-    /// Ends the lease of a load that cannot be shared. The next process leads, or the mark of an
-    /// uncacheable name is committed.
+    /// Ends the lease of a load that cannot be shared. For an uncacheable name, commits an entry
+    /// that says so. Otherwise the next process leads.
     pub(super) async fn end_alone(self, why: Alone) {
         if why != Alone::Uncacheable {
             // Without an answer, the lease is released late.

@@ -1,4 +1,4 @@
-//! A load under its lease, as its caller holds it, and the answer to a caller that begins one.
+//! The load that a caller holds under a lease, and the answer to a caller that begins a load.
 
 use std::{fmt, ops::Deref};
 
@@ -80,10 +80,10 @@ pub enum Begun<V> {
     /// and this process [remembered](crate::cache::Builder::outage_memory) the value.
     Ready(Loaded<V>),
     /// The value is stale, or it is time to refresh it
-    /// [early](crate::cache::Builder::early_refresh). With a load if this process refreshes the
-    /// value.
+    /// [early](crate::cache::Builder::early_refresh). The load is there if the caller is to refresh
+    /// the value.
     Stale(Loaded<V>, Option<Load<V>>),
-    /// There is no value that may be served, and this process loads it.
+    /// There is no value that may be served, and the caller loads the value.
     Load(Load<V>),
     /// The caller loads for itself, without a lease, and nothing is stored.
     /// [`Source::Degraded`](crate::cache::Source::Degraded) lists the reasons.
@@ -158,7 +158,7 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         self.guard.renew().await
     }
 
-    /// Runs a future as a part of this load: loads that it asks for need no
+    /// Runs a future as a part of this load: loads that the future asks for need no
     /// [permit](crate::cache::Builder::max_loads), so loads cannot wait for each other's permits.
     pub fn scope<F: Future>(&self, part: F) -> impl Future<Output = F::Output> {
         flight::within(self.number, part)

@@ -1,13 +1,14 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
 //! - `look` reads the entry, and claims the lease unless the entry is good enough.
-//! - `produce` runs the loader, under the lease or without one, and `made` is what it has made.
+//! - `produce` runs the loader, under the lease or without one, and `made` is what the loader has
+//!   made.
 //! - `load` is a load under its lease. `commit` ends the load with a value, `failure` with an
 //!   error.
 //!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
-//! of this process are served what it loaded.
+//! of this process are served what the leader loaded.
 
 mod commit;
 mod failure;
@@ -69,8 +70,8 @@ pub(super) struct Run<V> {
 pub(super) enum RunStart {
     /// With a look, unless the caller that leads has [looked](Run::look_alone) already.
     Look,
-    /// With a look for the entry to replace. This fence was burnt for the run, so an older entry is
-    /// not good enough.
+    /// With a look for the entry to replace. The run has taken this fence first, so an entry with
+    /// an older fence is not good enough.
     Supersede(u64),
     /// With an entry to refresh. The run does not wait for another process that has the lease.
     Behind,
@@ -80,7 +81,7 @@ pub(super) enum RunStart {
 
 pub(super) struct FlightEnd<V> {
     outcome: Outcome<V>,
-    /// The outcome is for the callers that joined before it.
+    /// The outcome is for the callers that joined before this epoch.
     epoch: Epoch,
     late: ForLate,
     /// The entry to refresh in the background.
@@ -175,7 +176,7 @@ struct Held<V> {
 impl<V: Clone + 'static> Held<V> {
     const NOTHING: Self = Self { permit: None, previous: None };
 
-    /// Returns the end with the entry that is kept for failures, if it may be served.
+    /// Returns the end with the entry that is kept for failures, if that entry may be served.
     fn fallback(&self) -> Option<FlightEnd<V>> {
         let (previous, epoch) = self.previous.as_ref()?;
         Some(FlightEnd {
@@ -240,7 +241,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.end(work, None).await.outcome
     }
 
-    /// Returns how the run ends. A codec may panic, too. That is an outcome like any other.
+    /// Returns how the run ends. A panic, also of a codec, becomes an error outcome.
     async fn end(&self, work: Work<V>, looked: Option<Box<Looked<V>>>) -> FlightEnd<V> {
         let end = async {
             let looked = match looked {
@@ -273,7 +274,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Awaits the rest of the run in a span that tells how it ends, and publishes how long it took.
-    /// A hit has none.
+    /// A hit has no such span.
     async fn traced(&self, rest: impl Future<Output = FlightEnd<V>>) -> FlightEnd<V> {
         let begun = Instant::now();
         let key = &self.asked.key;
@@ -302,7 +303,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.or_fallback(end, &held)
     }
 
-    /// Returns the end with the entry that is kept for this case, if a load has failed.
+    /// Returns the end with the entry that is kept for failures, if the load has failed.
     fn or_fallback(&self, end: FlightEnd<V>, held: &Held<V>) -> FlightEnd<V> {
         let Err(error) = &end.outcome else { return end };
         let is_of_load = matches!(
@@ -372,7 +373,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Ok(if is_old { Begun::Stale(loaded, load) } else { Begun::Ready(loaded) })
     }
 
-    /// Begins to refresh an entry, unless that is under way or not to be tried now.
+    /// Begins to refresh an entry, unless a refresh is under way or was tried lately.
     fn begin_refresh(&self, work: Work<V>, previous: Arc<Previous<V>>) {
         let AskedKey { core, key, .. } = &self.asked;
         if !core.loads.refreshes.begin(key, previous.fence) {
@@ -384,7 +385,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         core.loads.begun.spawn(refreshed.instrument(span));
     }
 
-    /// Returns the run of a refresh, which belongs to the flight of this `loader`, if one asks.
+    /// Returns the run of a refresh, which belongs to the flight of `loader`, if a loader asks for
+    /// it.
     fn behind(&self, loader: Option<u64>) -> Self {
         Self {
             asked: self.asked.clone(),
@@ -529,7 +531,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.asked.options.sharing.fails_alone
     }
 
-    /// Returns whether no value is good enough whose load began before the run.
+    /// Returns whether only a value whose load begins in this run is good enough.
     fn wants_new(&self) -> bool {
         matches!(self.start, RunStart::Supersede(_))
     }
@@ -561,8 +563,8 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
         decision
     }
 
-    /// Returns how the lease of a load is kept. The commit comes after the load, and two renewals
-    /// may fail before the lease is lost.
+    /// Returns how the lease of a load is kept. The hold includes the commit after the load. A
+    /// renewal that fails is repeated several times before the lease ends.
     fn upkeep(&self) -> Upkeep {
         let settings = &self.core.settings;
         let load = settings.load_limit.saturating_add(self.options.sharing.rest_limit);
@@ -593,7 +595,8 @@ fn degraded<V>(loaded: Loaded<V>) -> Outcome<V> {
 /// It is enough for a new connection and a round trip.
 const SECOND_TRY: Duration = Duration::from_millis(150);
 
-/// Returns the error of a try that ended because the breaker opened.
+/// Returns the error for a backend that the breaker keeps a caller from, or whose answer the
+/// breaker has ended.
 fn silence() -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, "the backend does not answer")
 }

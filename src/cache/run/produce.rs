@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Loads under the lease, and commits.
+    /// Runs the loader under the lease, and commits the value to the backend.
     pub(super) async fn load_leased(&self, work: Work<V>, load: Box<Load<V>>) -> FlightEnd<V> {
         let granted = load.granted;
         let produced = self.produce(work, load.begun, &load.lead, Some(&load.guard), granted).await;
@@ -104,7 +104,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let produced = tokio::select! {
             biased;
             produced = loader::run(core, work, lead.clone(), self.leader.id) => {
-                // The value may be whole at once. Its callers do not wait for the commit.
+                // The loader may announce the head and end in one poll. The callers that take a
+                // head do not wait for the commit.
                 if let Ok(Produced { shared: Ok(_) }) = &produced
                     && let Some(head) = lead.0.head.get()
                 {
@@ -132,11 +133,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         catch_unwind(made).map_err(|panic| loader::panicked(panic.as_ref()))
     }
 
-    /// Notes whether a load of this key has failed.
+    /// Forgets the failures of the key after a load that succeeded. Counts a failure, and closes
+    /// the head.
     fn note_made(&self, made: &Result<Produced<MadeValue<V>>, Error>, lead: &Lead<V>) {
         let AskedKey { core, key, .. } = &self.asked;
         match made {
-            // The answer to one caller says nothing of the key.
+            // A reserved answer is for one caller, and says nothing of the next load of the key.
             Ok(Produced { shared: Err(Alone::Reserved) }) => {}
             Ok(_) => core.loads.failures.forget(key),
             Err(_) => {

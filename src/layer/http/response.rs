@@ -35,7 +35,8 @@ use super::{
 /// Why a response is for its caller alone.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unshared {
-    /// For this reason, mostly the name of a header. The next response will probably be so too.
+    /// A rule forbids to share the response. The text names the rule, mostly by a header. The same
+    /// rule will probably forbid the next response.
     Uncacheable(&'static str),
     /// The request has credentials. Without credentials, the response could be shared.
     Reserved,
@@ -46,7 +47,7 @@ pub(super) enum Unshared {
 }
 
 impl Unshared {
-    /// Returns what a response with this status is to which this rule applies.
+    /// Returns why a response with this status is not shared, if this rule forbids that.
     fn by(rule: &'static str, status: StatusCode) -> Self {
         if status.is_client_error() || status.is_server_error() {
             Self::Failing
@@ -146,7 +147,7 @@ impl<'a> Judged<'a> {
     }
 
     /// Returns the name of the first rule that forbids to share the response, mostly the name of a
-    /// header. The rules follow in this order.
+    /// header. The functions below have the order of these calls.
     fn forbidden_by(&self, question: &Question, body: &impl Body) -> Option<&'static str> {
         if self.has_other_status() {
             return Some("status");
@@ -190,9 +191,9 @@ impl<'a> Judged<'a> {
         None
     }
 
-    /// The careful policy shares a `200`, and the statuses that a user of the layer has named. A
-    /// part of a response and the answer to a condition are never shared (RFC 9111, sections 3.3
-    /// and 4.3).
+    /// The policy does not share this status. The careful policy shares only a `200` and the
+    /// statuses that a user of the layer has named. A part of a response and the answer to a
+    /// condition are never shared (RFC 9111, sections 3.3 and 4.3).
     fn has_other_status(&self) -> bool {
         let status = self.status;
         if matches!(status.as_u16(), ..200 | 206 | 304) {
@@ -203,7 +204,7 @@ impl<'a> Judged<'a> {
         self.is_careful() && !is_named
     }
 
-    /// The body and the headers are within the limit of the cache, as far as the length is known.
+    /// The body and the headers exceed the limit of the cache, as far as the length is known.
     fn is_too_large(&self, body: &impl Body) -> bool {
         let announced = self.announced.unwrap_or_default();
         let least = body.size_hint().lower();
@@ -342,7 +343,8 @@ impl<'a> Judged<'a> {
         self.headers.contains_key(name)
     }
 
-    /// Returns whether the `Vary` of the response names a header that the service has seen.
+    /// Returns whether the `Vary` of the response names this header, and the service has seen this
+    /// header of the request.
     fn depends_on(&self, name: &HeaderName) -> bool {
         self.vary.contains(name) && self.settings.forwards(name)
     }

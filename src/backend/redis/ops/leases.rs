@@ -97,14 +97,15 @@ impl Leases for RedisBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        // The claims of entries have no queue.
+        // This claim is for the load of an entry. Such a claim has no queue.
         if claim.name.family == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
         let call = lock_call(&SCRIPTS.release, claim, &[self.channel()]);
         let call = call.arg(u8::from(claim.wakes_all()));
         // If this process waits for the name, other processes are likely to wait too, and get their
-        // push before this answer. For a fair mutex, each release would become two commands.
+        // push before this answer. So the script answers after the pushes. A fair mutex is left
+        // out, because each of its releases would become two commands.
         let is_contended = claim.mode == Mode::Exclusive
             && self.0.servers.events.channels.has_listeners(&claim.name.prefix);
         self.released(&call.answered_last(is_contended)).await
@@ -412,8 +413,8 @@ fn renewal_batches(claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
 
 /// Returns the call that renews a batch of leases, with the fences or without.
 ///
-/// While a slot is on its way to another node of a cluster, a call with two keys must wait, maybe
-/// for longer than a lease lasts. So in a cluster, another command extends the fence.
+/// While a slot is on its way to another node of a cluster, a call with two different keys must
+/// wait, maybe for longer than a lease lasts. So in a cluster, another command extends the fence.
 fn renewal(batch: &[Claim], with_fences: bool) -> Call<'static> {
     let mut keys = Vec::with_capacity(2 * batch.len());
     for claim in batch {
