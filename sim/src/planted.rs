@@ -159,13 +159,7 @@ pub static ALL: &[Planted] = &[
     Planted {
         name: "handed-over-twice",
         what: "a lease is handed over to a waiter that stays in the queue",
-        replaced: &[(
-            concat!(
-                "if gone[1] then redis.call('ZREM', queue, unpack(gone)) end\n",
-                "  -- Another call",
-            ),
-            "-- Another call",
-        )],
+        replaced: &[("if gone[1] then redis.call('ZREM', queue, unpack(gone)) end", "")],
     },
     Planted {
         name: "revived-hold",
