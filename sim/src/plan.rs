@@ -38,10 +38,18 @@ impl Class {
             Self::Failovers => {
                 matches!(rule, Rule::Origin | Rule::Answered | Rule::Refreshed | Rule::OneFlight)
             }
-            // Ages and back-offs are times of the server.
-            Self::Clock => {
-                !matches!(rule, Rule::BackOff | Rule::Windows | Rule::Remembered | Rule::Latch)
-            }
+            // Ages, back-offs and the leases of processes that died are times of the server. After a
+            // step back, a waiter waits for longer than the schedule. An entry is fresh again, and
+            // may be older than a value that was loaded meanwhile and not stored.
+            Self::Clock => !matches!(
+                rule,
+                Rule::BackOff
+                    | Rule::Windows
+                    | Rule::Remembered
+                    | Rule::Latch
+                    | Rule::Answered
+                    | Rule::NeverBack
+            ),
         }
     }
 }
