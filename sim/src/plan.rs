@@ -38,7 +38,7 @@ impl Class {
             Self::Failovers => {
                 matches!(rule, Rule::Origin | Rule::Answered | Rule::Refreshed | Rule::OneFlight)
             }
-            // Ages, back-offs and the leases of processes that died are times of the server. After a
+            // Ages, back-offs and the leases of dead processes are times of the server. After a
             // step back, a waiter waits for longer than the schedule. An entry is fresh again, and
             // may be older than a value that was loaded meanwhile and not stored.
             Self::Clock => !matches!(
