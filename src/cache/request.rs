@@ -263,7 +263,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             Some(number) => core.loads.begun.spawn(flight::within(number, load)),
             None => core.loads.begun.spawn(load),
         };
-        // A shutdown must not wait for this caller, who may not be polled any more.
+        // A shutdown must not wait for this caller, because nothing may poll it any more.
         drop(begun);
         load.await.unwrap_or_else(|_| Err(cut_off()))
     }
