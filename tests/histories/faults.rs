@@ -2,7 +2,7 @@
 //!
 //! Two kinds of faults go on side by side, one for the workers and one for the server and its
 //! connections. A proxy between them would be a third fault in [`inject_server_faults`]. The
-//! workers get its address in [`Fleet::start`](super::round::Fleet::start).
+//! workers get its address in [`Fleet::start`](super::fleet::Fleet::start).
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use super::{
+    fleet::Fleet,
     history::{Family, Time, now},
-    round::Fleet,
 };
 
 /// The kinds of faults, and the pauses between them.

@@ -19,6 +19,7 @@ mod bad;
 mod checker;
 mod failures;
 mod faults;
+mod fleet;
 mod history;
 mod holds;
 mod index;

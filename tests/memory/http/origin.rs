@@ -2,9 +2,19 @@
 
 use std::convert::Infallible;
 
-use bellwether::layer::{Bellwether, ResponseBody};
+use axum::body::Body;
+use bellwether::{
+    BellwetherLayer,
+    cache::Codec,
+    http_cache,
+    layer::{Bellwether, CachedResponse, Http, ResponseBody},
+};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-use super::prelude::*;
+use crate::prelude::*;
 
 /// The duration of each call of the origin.
 pub(crate) const DELAY: Duration = Duration::from_millis(50);
