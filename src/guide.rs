@@ -10,7 +10,7 @@
 // same names first, and the first definition counts.
 
 #[doc = include_str!("links.md")]
-/// Twenty questions, as people ask them.
+/// Questions as people ask them.
 #[doc = include_str!("../docs/faq.md")]
 pub mod faq {}
 

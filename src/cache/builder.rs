@@ -83,6 +83,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// Sets how long a value is fresh. Defaults to 60 s; at least 1 ms.
+    ///
+    /// To store nothing, a loader calls [`Lead::do_not_store`](super::Lead::do_not_store).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options_mut().windows.fresh = ttl;
         self
