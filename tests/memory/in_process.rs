@@ -1,4 +1,4 @@
-//! A cache for one process, whose values have no encoding.
+//! A cache for one process, whose values have no encoding, or which keeps no values at all.
 
 use crate::prelude::*;
 
@@ -162,4 +162,45 @@ async fn no_caller_is_served_what_an_insert_has_replaced() {
     for reader in readers {
         reader.await.unwrap();
     }
+}
+
+/// Returns a load for the callers of the moment, as Go's `singleflight` makes one.
+fn kept_by_nobody(
+    group: &Cache<u64>,
+    number: u64,
+) -> impl Future<Output = Result<Loaded<u64>, Error>> + Send + use<> {
+    group.request("k").load(move |lead| {
+        lead.do_not_store();
+        after(10 * MS, number)(lead)
+    })
+}
+
+/// The guide has a table of this beside Go's `singleflight`.
+#[tokio::test(start_paused = true)]
+async fn a_group_shares_a_load_and_keeps_nothing() {
+    let group: Cache<u64> = Cache::in_process(1).build().unwrap();
+    drop(kept_by_nobody(&group, 1));
+    assert_eq!(group.stats().loads, 0, "a future that is not polled has loaded");
+    let first = tokio::spawn(kept_by_nobody(&group, 2));
+    let second = tokio::spawn(kept_by_nobody(&group, 3));
+    let sources = all([first, second]).await.into_iter().map(|loaded| loaded.unwrap().source);
+    assert_eq!(sources.collect::<Vec<_>>(), [Source::Led, Source::Followed]);
+    assert_eq!(kept_by_nobody(&group, 4).await.unwrap().value, 4);
+    assert_eq!(group.stats().loads, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_an_invalidation_the_leader_alone_of_a_group_gets_the_old_result() {
+    let group: Cache<u64> = Cache::in_process(1).build().unwrap();
+    let leader = tokio::spawn(kept_by_nobody(&group, 1));
+    sleep(MS).await;
+    let waiters = [2, 3].map(|number| tokio::spawn(kept_by_nobody(&group, number)));
+    sleep(MS).await;
+    group.invalidate("k").await.unwrap();
+    let late = tokio::spawn(kept_by_nobody(&group, 4));
+    assert_eq!(leader.await.unwrap().unwrap().value, 1);
+    for waiter in all(waiters).await {
+        assert_ne!(waiter.unwrap().value, 1, "a waiter got the result of before");
+    }
+    assert_ne!(late.await.unwrap().unwrap().value, 1);
 }

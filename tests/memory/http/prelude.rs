@@ -2,9 +2,7 @@
 
 pub(crate) use axum::body::Body;
 pub(crate) use bellwether::{
-    BellwetherLayer,
-    cache::Codec,
-    http_cache,
+    BellwetherLayer, http_cache,
     layer::{CachedResponse, Http, Policy},
 };
 pub(crate) use bytes::Bytes;
