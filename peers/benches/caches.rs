@@ -4,9 +4,13 @@
 //! `cargo bench --manifest-path peers/Cargo.toml --bench caches [-- part...]` starts a Redis server
 //! of its own. The parts are `process`, `redis`, `crowd` and `fleet`. Each cache has its usual
 //! settings and its usual codec, unless the row says otherwise. The contenders of a row take turns.
+//!
+//! One contender of `redis` is what Redis's own guide for cache-aside with redis-rs builds: each
+//! entry is a hash. The bench `expiry` has the rest of that guide.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
+    collections::HashMap,
     convert::Infallible,
     future::Future,
     sync::{Arc, Mutex},
@@ -21,6 +25,7 @@ use bellwether::{BoxError, Cache, MemoryBackend, RedisBackend, cache::LocalTier}
 use bytes::Bytes;
 use cached::{AsyncRedisCache, ConcurrentCachedAsync, macros::cached};
 use cpu_time::ProcessTime;
+use redis::AsyncCommands;
 use report::figures::{Chart, Rows, Statistic, turns};
 use testkit::RedisServer;
 use tokio::time::sleep;
@@ -120,20 +125,29 @@ async fn over_redis(url: &str) {
     let cached: AsyncRedisCache<String, String> =
         AsyncRedisCache::builder("cached").ttl(LONG).connection_string(url).build().await.unwrap();
     let key = "hit".to_owned();
-    cached.async_cache_set(key.clone(), value).await.unwrap();
-    let mut times = [const { Vec::new() }; 3];
+    cached.async_cache_set(key.clone(), value.clone()).await.unwrap();
+    let client = redis::Client::open(url).unwrap();
+    let mut guide = client.get_connection_manager().await.unwrap();
+    guide.hset::<_, _, _, ()>("cache:hit", "value", value).await.unwrap();
+    guide.expire::<_, ()>("cache:hit", 3_600).await.unwrap();
+    let mut times = [const { Vec::new() }; 4];
     for _ in 0..turns(1_000) {
         times[0].push(timed!(HITS, { assert!(ours.get("hit").await.unwrap().is_some()) }));
         times[1].push(timed!(HITS, { assert!(amalgam.try_get("hit").await.unwrap().is_some()) }));
         times[2].push(timed!(HITS, {
             assert!(cached.async_cache_get(&key).await.unwrap().is_some());
         }));
+        times[3].push(timed!(HITS, {
+            let entry: HashMap<String, String> = guide.hgetall("cache:hit").await.unwrap();
+            assert!(!entry.is_empty());
+        }));
     }
-    let [ours, amalgam, cached] = &times;
+    let [ours, amalgam, cached, guide] = &times;
     let rows = rows(Chart::Hit, Statistic::Mean);
     let ours = ("a hit from Redis", ours.as_slice());
     rows.peer(ours, ("amalgam-cache without its memory", amalgam)).unwrap();
     rows.peer(ours, ("cached::AsyncRedisCache", cached)).unwrap();
+    rows.peer(ours, ("Redis's guide for redis-rs, HGETALL", guide)).unwrap();
 }
 
 async fn amalgam_over_redis(
