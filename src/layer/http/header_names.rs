@@ -1,25 +1,28 @@
 //! Classifies a request's header by its name: harmless, a credential, or forbidden.
 //!
-//! This is a deny-list of words. A header that no word describes is harmless here.
+//! This is a deny-list of words. A header that no word describes is harmless here. With
+//! `Policy::rfc9111`, the caller takes a request in spite of its credentials.
 
 /// The meaning of a header's name for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderClass {
     /// The header does not stand in the way of sharing.
     Harmless,
-    /// The request takes no part, whatever was declared.
+    /// The request takes no part, even if the header is in the key or declared harmless.
     Forbidden,
     /// The header looks like a credential. The request takes part only if the header is in the key
     /// or declared harmless.
     Credential,
 }
 
-/// Classifies a header by its name in lower case. Headers with rules about their values count as
-/// harmless here.
+/// Classifies a header by its name in lower case. The caller first checks headers whose value
+/// decides (`Cookie`, `Cache-Control`, `Pragma`). This function returns `Harmless` for these
+/// headers.
 #[rustfmt::skip]
 pub(super) fn classify(name: &str) -> HeaderClass {
     match name {
-        // Ordinary browsers and proxies send these. A list is faster than the search below.
+        // Ordinary browsers and proxies send these. The list saves the search below. It also
+        // decides for names in which the search would find a word, such as `sec-fetch-user`.
         "host" | "accept" | "user-agent" | "accept-encoding" | "accept-language" | "connection"
         | "cache-control" | "cookie" | "referer" | "origin" | "dnt" | "te" | "via" | "priority"
         | "forwarded" | "traceparent" | "tracestate" | "upgrade-insecure-requests"
@@ -29,7 +32,7 @@ pub(super) fn classify(name: &str) -> HeaderClass {
         | "x-real-ip" => HeaderClass::Harmless,
         "authorization" | "proxy-authorization" | "upgrade" => HeaderClass::Forbidden,
         _ if name.starts_with("if-") || changes_target(name) => HeaderClass::Forbidden,
-        // `X-Device-User-Agent` and its like describe a program, not a user.
+        // The text `user-agent` is cut out first, because it contains the word `user`.
         _ if name.split("user-agent").any(looks_like_credential) => HeaderClass::Credential,
         _ => HeaderClass::Harmless,
     }
@@ -39,7 +42,7 @@ pub(super) fn classify(name: &str) -> HeaderClass {
 fn changes_target(name: &str) -> bool {
     const PLACES: [&str; 4] = ["url", "uri", "path", "query"];
     #[rustfmt::skip]
-    const WHICH: [&str; 16] = [
+    const BEFORE_PLACE: [&str; 16] = [
         "original", "forwarded", "rewritten", "request", "requested", "real", "raw", "http",
         "target", "effective", "internal", "invoke", "matched", "proxy", "proxied", "route",
     ];
@@ -56,7 +59,7 @@ fn changes_target(name: &str) -> bool {
             if before == "x" && name.ends_with(place) {
                 return true;
             }
-            if WHICH.iter().any(|which| before.ends_with(which)) {
+            if BEFORE_PLACE.iter().any(|word| before.ends_with(word)) {
                 return true;
             }
         }
@@ -74,10 +77,10 @@ fn words(name: &str) -> impl Iterator<Item = &str> {
     name.split(|character: char| !character.is_ascii_alphanumeric())
 }
 
-/// Words for the tenants and persons that a response may be for, and for their proofs. Each word is
-/// a whole word of a header's name, or has one of the [ends](ENDS) there.
+/// Words that name a tenant, a person, a right or a proof. A header's name has such a word as a
+/// whole word, in the plural, or with one of the [ends](ENDS).
 #[rustfmt::skip]
-const WORDS: [&str; 81] = [
+const WORDS: [&str; 80] = [
     // Tenants.
     "workspace", "project", "team", "merchant", "store", "realm", "org", "company", "vendor",
     "partner", "seller", "buyer", "shop", "school", "department", "division", "namespace",
@@ -91,28 +94,30 @@ const WORDS: [&str; 81] = [
     "subscription", "verify", "verified", "verification",
     // What persons prove it with.
     "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pwd", "nonce", "proof",
-    "voucher", "license", "licence", "sid", "sess", "sso", "openid", "krb", "kerberos", "wallet",
+    "voucher", "license", "licence", "sid", "sso", "openid", "krb", "kerberos", "wallet",
 ];
 
-/// What may follow a word in a name.
-const ENDS: [&str; 8] = ["", "s", "id", "ids", "uuid", "guid", "name", "slug"];
-/// Words that count only with an end: there are `CF-Visitor`, `Client-IP`, `Device-Memory` and
-/// `Sec-Fetch-Site`.
+/// What may follow a word: `X-DeviceID` and `X-Device-ID` are one name.
+const ENDS: [&str; 6] = ["id", "ids", "uuid", "guid", "name", "slug"];
+/// Words that count only with an end, because ordinary requests have `CF-Visitor`, `Client-IP`,
+/// `Device-Memory` and `Sec-Fetch-Site`.
 const NEEDS_END: [&str; 5] = ["site", "domain", "client", "device", "visitor"];
 
 /// Returns whether a word of the name is one of [`WORDS`].
-fn has_word_of_user(name: &str) -> bool {
-    let mut next = words(name).skip(1);
-    words(name).any(|word| {
-        // `X-Device-ID` and `X-DeviceID` are one name.
-        let next = next.next().filter(|next| matches!(*next, "id" | "uuid" | "guid"));
-        WORDS.iter().any(|known| match word.strip_prefix(known) {
-            Some("") if NEEDS_END.contains(known) => next.is_some(),
-            Some("s") if NEEDS_END.contains(known) => false,
-            Some(end) => ENDS.contains(&end),
-            None => false,
-        })
-    })
+fn has_known_word(name: &str) -> bool {
+    let mut following = words(name).skip(1);
+    for word in words(name) {
+        let next = following.next().unwrap_or_default();
+        for known in WORDS {
+            let Some(end) = word.strip_prefix(known) else { continue };
+            let has_end = ENDS.contains(&end) || (end.is_empty() && ENDS.contains(&next));
+            let is_enough = matches!(end, "" | "s") && !NEEDS_END.contains(&known);
+            if has_end || is_enough {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 /// Words for credentials and for their bearer, anywhere in a name.
@@ -125,23 +130,23 @@ const CREDENTIALS: [&str; 45] = [
     "subject", "ssl-client", "token", "tenant", "user", "wsse", "xsrf",
 ];
 
-/// What two access managers put before the name of each header that is about the user.
+/// How the headers of two access managers begin: WebSEAL (`iv-`) and SiteMinder (`sm_`).
 const BEGINNINGS: [&str; 4] = ["iv-", "iv_", "sm-", "sm_"];
 
-/// What stands before `code`, where that is a proof.
-const CODES: [&str; 3] = ["access", "device", "otp"];
+/// Words before `code` that make the code a proof.
+const BEFORE_CODE: [&str; 3] = ["access", "device", "otp"];
 
-/// Returns whether a part of the name is a word for credentials or for their bearer.
-fn looks_like_credential(name: &str) -> bool {
-    has_word_of_user(name)
-        || CREDENTIALS.iter().any(|word| name.contains(word))
-        || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
-        || has_code_of_proof(name)
+/// Returns whether a part of a name is a word for credentials or for their bearer.
+fn looks_like_credential(part: &str) -> bool {
+    has_known_word(part)
+        || CREDENTIALS.iter().any(|word| part.contains(word))
+        || BEGINNINGS.iter().any(|beginning| part.starts_with(beginning))
+        || has_code_of_proof(part)
 }
 
-fn has_code_of_proof(name: &str) -> bool {
-    name.match_indices("code").any(|(at, _)| {
-        let before = before_word(name, at);
-        CODES.iter().any(|code| before.ends_with(code))
+fn has_code_of_proof(part: &str) -> bool {
+    part.match_indices("code").any(|(at, _)| {
+        let before = before_word(part, at);
+        BEFORE_CODE.iter().any(|word| before.ends_with(word))
     })
 }

@@ -54,6 +54,18 @@ async fn words_of_access_managers_and_of_proofs_are_found() {
     all_are("destination x-destination", [false, false]).await;
 }
 
+/// `X-DomainName` was a credential, and `X-Domain-Name` was harmless.
+#[tokio::test(start_paused = true)]
+async fn an_end_is_a_part_of_its_word_or_a_word_of_its_own() {
+    for word in ["site", "domain", "client", "device", "visitor"] {
+        for end in ["id", "ids", "uuid", "guid", "name", "slug"] {
+            let names = format!("x-{word}{end} x-{word}-{end} x_{word}_{end} {word}-{end}");
+            all_are(&names, [false, true]).await;
+        }
+        all_are(&format!("x-{word} x-{word}s x-{word}-region"), [true, true]).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn headers_of_browsers_and_proxies_are_harmless() {
     let names = "sec-fetch-site sec-fetch-storage-access sec-ch-ua-model sec-ch-ua-arch \
