@@ -208,7 +208,8 @@ impl<'a> Judged<'a> {
     fn is_too_large(&self, body: &impl Body) -> bool {
         let announced = self.announced.unwrap_or_default();
         let least = body.size_hint().lower();
-        announced.max(least) > self.body_limit()
+        let head = encoded_head_len(self.headers) as u64;
+        head.saturating_add(announced.max(least)) > self.settings.terms.max_value as u64
     }
 
     /// The headers announce a body, and there is none: the response is incomplete (RFC 9111,

@@ -71,6 +71,22 @@ async fn a_body_that_fits_only_without_its_headers_is_too_large() {
     assert!(status.contains("uncacheable: size"), "{status}");
 }
 
+/// An empty body passed, and the cache refused the response later, with a warning for each load.
+#[tokio::test(start_paused = true)]
+async fn headers_that_are_too_large_alone_are_too_large_with_an_empty_body() {
+    for (body, length) in [("", "0"), ("whole", "5")] {
+        let (inner, _) = origin(move |_, _| {
+            let large = "a".repeat(LIMIT);
+            reply(200, &[("x-large", &large), ("content-length", length)], body)
+        });
+        let service = layer_of(builder().max_value(LIMIT)).cache_status().layer(inner);
+        let answer = ask(&service, get("/")).await;
+        assert_eq!(answer.text(), body);
+        let expected = "bellwether; fwd=uri-miss; detail=\"uncacheable: size\"";
+        assert_eq!(answer.headers["cache-status"], expected);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_leaves_costs_the_follower_no_wait() {
     let (inner, calls) = with_headers(&[("set-cookie", "a=b")]);
