@@ -211,8 +211,6 @@ impl ResponseLoad {
         answer: oneshot::Sender<OwnAnswer<E>>,
     ) -> Result<Produced<CachedResponse>, Error> {
         self.end_stored(parts.status).await;
-        let Asked { http, place, .. } = &self.asked;
-        let marks = &http.0.marks;
         let forward;
         let produced;
         match why {
@@ -220,24 +218,32 @@ impl ResponseLoad {
                 forward = self.forward.clone();
                 produced = failing(&self.asked, &parts, &self.lead);
             }
-            Unshared::Reserved => {
-                marks.set(&place.lasting, MarkOf::Authorized);
-                forward = Forward::Uncacheable(Some("authorization"));
-                produced = Ok(Produced::alone(Alone::Reserved));
-            }
             Unshared::Part => {
                 forward = Forward::Uncacheable(Some("range"));
                 produced = Ok(Produced::alone(Alone::Reserved));
             }
             Unshared::Uncacheable(rule) => {
-                marks.set(&place.lasting, MarkOf::All);
                 forward = Forward::Uncacheable(Some(rule));
-                produced = Ok(Produced::alone(Alone::Uncacheable));
+                produced = Ok(self.mark_uncacheable());
             }
         }
         let response = Response::from_parts(parts, LayerBody::Single(body));
-        self.answer(answer, Ok(http.explained(response, &forward, None, None)));
+        let response = self.asked.http.explained(response, &forward, None, None);
+        self.answer(answer, Ok(response));
         produced
+    }
+
+    /// Marks the key as uncacheable. Returns what the flight lands with. The answer to a request
+    /// with an `Authorization` decides nothing for requests without.
+    fn mark_uncacheable(&self) -> Produced<CachedResponse> {
+        let Asked { http, place, question } = &self.asked;
+        if question.is_authorized {
+            http.0.marks.set(&place.lasting, MarkOf::Authorized);
+            Produced::alone(Alone::Reserved)
+        } else {
+            http.0.marks.set(&place.lasting, MarkOf::All);
+            Produced::alone(Alone::Uncacheable)
+        }
     }
 
     /// Shares a response while its body arrives, with the caller that leads and with other callers.
@@ -299,8 +305,7 @@ impl ResponseLoad {
             Ok(bytes) => Ok(self.keep(streamed, streamed.complete(bytes)).await),
             Err(NotCollected::Unfit) => {
                 self.end_stored(streamed.response.status()).await;
-                self.asked.http.0.marks.set(&self.asked.place.lasting, MarkOf::All);
-                Ok(Produced::alone(Alone::Uncacheable))
+                Ok(self.mark_uncacheable())
             }
             Err(NotCollected::Unread) => Ok(Produced::alone(Alone::Reserved)),
             Err(NotCollected::Broken(error)) => {

@@ -1,9 +1,11 @@
 //! Which keys have answers that belong to their callers, in this process: *hit-for-miss*.
 //!
 //! While a key has a mark, its requests go to the inner service in parallel. The first answer to a
-//! `GET` whose headers allow sharing ends the mark.
+//! `GET` whose headers allow sharing ends the mark. An answer to a request with an `Authorization`
+//! marks the key for such requests alone.
 //!
-//! Another mark says that the service confirms a stored response of the key by another tag.
+//! Another mark says that the service confirms a stored response of the key by another tag. Only
+//! time ends that mark.
 
 use std::{hash::BuildHasher, time::Duration};
 
@@ -12,8 +14,9 @@ use tokio::time::Instant;
 
 use crate::{cache::shared_load::UNCACHEABLE_LIFE, key::Key, random::Hasher};
 
-/// How many keys are remembered. Beyond that, a key that few requests ask for is forgotten.
-const MOST_KEYS: usize = 10_000;
+/// How many marks are remembered. Beyond that, the mark of a key that few requests ask for is
+/// forgotten.
+const MOST_MARKS: usize = 10_000;
 
 /// For how long the loads of a key send no conditions, after these were in vain.
 const WITHOUT_CONDITIONS: Duration = Duration::from_secs(3600);
@@ -33,15 +36,16 @@ pub(super) enum MarkOf {
 pub(super) enum MarkedAs {
     /// The requests of the key go alone.
     Alone,
-    /// This process has no mark, so a mark of the fleet counts.
+    /// This process has no mark. If the fleet has a mark, this process obeys it.
     Unknown,
-    /// This process has seen an answer that could be shared. The fleet may still have a mark.
-    Shareable,
+    /// This process has seen an answer that could be shared. If the fleet has a mark, this process
+    /// claims the lease in spite of it.
+    WasShareable,
 }
 
 pub(super) struct Marks {
-    /// By the hash of the key and of what the mark is about. Two keys with one hash share a mark,
-    /// which is harmless: a mark decides which requests wait, never what is shared.
+    /// By the hash of the key and of what the mark is about. Two keys with one hash share a mark.
+    /// That is harmless, because a mark decides which requests wait, never what is shared.
     by_key: Cache<u64, KeyMark>,
     hasher: Hasher,
 }
@@ -49,13 +53,13 @@ pub(super) struct Marks {
 #[derive(Clone, Copy)]
 struct KeyMark {
     since: Instant,
-    /// An answer that could be shared has ended the mark, and the fleet may still have the mark.
+    /// An answer could be shared since then. The fleet may still have a mark.
     is_ended: bool,
 }
 
 impl Marks {
     pub(super) fn new() -> Self {
-        Self { by_key: Cache::new(MOST_KEYS), hasher: Hasher::default() }
+        Self { by_key: Cache::new(MOST_MARKS), hasher: Hasher::default() }
     }
 
     /// Returns what this process knows of the key of a request.
@@ -64,10 +68,11 @@ impl Marks {
         if of_all.is_some_and(|mark| !mark.is_ended) {
             return MarkedAs::Alone;
         }
-        if is_authorized && self.get(key, MarkOf::Authorized, UNCACHEABLE_LIFE).is_some() {
+        let of_authorized = self.get(key, MarkOf::Authorized, UNCACHEABLE_LIFE);
+        if is_authorized && of_authorized.is_some_and(|mark| !mark.is_ended) {
             return MarkedAs::Alone;
         }
-        if of_all.is_some() { MarkedAs::Shareable } else { MarkedAs::Unknown }
+        if of_all.is_some() { MarkedAs::WasShareable } else { MarkedAs::Unknown }
     }
 
     /// Returns whether a load of a key sends the validators of a stale response.
@@ -75,15 +80,19 @@ impl Marks {
         self.get(key, MarkOf::Conditions, WITHOUT_CONDITIONS).is_none()
     }
 
-    /// Marks a key: the answer to a request that led belongs to its caller, or its conditions were
-    /// in vain.
+    /// Sets a mark. `All` and `Authorized`: an answer could not be shared. `Conditions`: the
+    /// validators of a load were useless.
     pub(super) fn set(&self, key: &Key, of: MarkOf) {
         self.put(key, of, false);
     }
 
-    /// Ends the mark of a key, because an answer could be shared.
-    pub(super) fn end(&self, key: &Key) {
+    /// Ends the marks of a key that concern a request, because the answer to that request could be
+    /// shared. The end is remembered even without a mark here, because the fleet may have a mark.
+    pub(super) fn end(&self, key: &Key, is_authorized: bool) {
         self.put(key, MarkOf::All, true);
+        if is_authorized {
+            self.put(key, MarkOf::Authorized, true);
+        }
     }
 
     fn get(&self, key: &Key, of: MarkOf, life: Duration) -> Option<KeyMark> {

@@ -147,7 +147,7 @@ impl Passed {
             Effect::EndOfMark(key, question) => {
                 let judged = self.http.judge(question, self.since.elapsed(), answer, body);
                 if judged.is_ok() {
-                    self.http.0.marks.end(key);
+                    self.http.0.marks.end(key, question.is_authorized);
                 }
                 None
             }

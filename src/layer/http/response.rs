@@ -36,10 +36,9 @@ use super::{
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unshared {
     /// A rule forbids to share the response. The text names the rule, mostly by a header. The same
-    /// rule will probably forbid the next response.
+    /// rule will probably forbid the next response, if both requests or none have an
+    /// `Authorization`.
     Uncacheable(&'static str),
-    /// The request has credentials. Without credentials, the response could be shared.
-    Reserved,
     /// The response is about the range of the request. The whole response may be shareable.
     Part,
     /// The response is an error, so the next response may be shareable.
@@ -96,7 +95,7 @@ impl Http {
             return Err(Unshared::by("cache-groups", status));
         };
         if question.is_authorized && !judged.is_for_all_users() {
-            return Err(Unshared::Reserved);
+            return Err(Unshared::Uncacheable("authorization"));
         }
         let body_limit = judged.body_limit();
         let Judged { announced, vary, .. } = judged;

@@ -240,7 +240,7 @@ impl Asked {
         let settings = &self.http.0;
         Sharing {
             passes_uncacheable: true,
-            claims_uncacheable: matches!(marked, MarkedAs::Shareable),
+            claims_uncacheable: matches!(marked, MarkedAs::WasShareable),
             never_queues: true,
             passes_full: !settings.refuses_overload,
             waits_once: settings.policy.coalesces,

@@ -44,7 +44,8 @@ pub(super) fn failing(
     lead: &Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error> {
     let status = parts.status;
-    if speaks_of_resource(status) {
+    // With an `Authorization`, a `404` may say that its caller may not see the resource.
+    if speaks_of_resource(status) && !asked.question.is_authorized {
         // The next response may be one to share, so nothing is remembered.
         lead.do_not_store();
         return Ok(Produced::alone(Alone::Uncacheable));

@@ -497,6 +497,93 @@ async fn callers_without_credentials_share_an_answer_after_a_reserved_one() {
     }
 }
 
+/// Returns an origin that answers requests with credentials in this way, and others with a page.
+fn refusing(
+    status: u16,
+    headers: impl AsRef<[(&'static str, &'static str)]> + Clone + Send + Sync + 'static,
+    control: &'static str,
+) -> (Inner, Calls) {
+    origin(move |call, request| {
+        if request.headers().contains_key("authorization") {
+            return reply(status, headers.as_ref(), "own");
+        }
+        reply(200, &[("cache-control", control)], call.to_string())
+    })
+}
+
+/// An answer that was `private` marked its URL for all callers: 500 waiters beside such a client
+/// were 500 calls.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_a_request_with_credentials_decides_nothing_for_requests_without() {
+    let answers: [(u16, Lines<'static>); 8] = [
+        (200, &[("cache-control", "private, max-age=60")]),
+        (200, &[("cache-control", "no-store")]),
+        (200, &[("set-cookie", "a=b"), ("cache-control", "public, max-age=60")]),
+        (200, &[("vary", "*"), ("cache-control", "public, max-age=60")]),
+        (200, &[("content-type", "text/event-stream")]),
+        (302, &[("location", "/login")]),
+        (404, &[]),
+        (410, &[]),
+    ];
+    for (status, headers) in answers {
+        for count in [1, 2] {
+            let (inner, calls) = refusing(status, headers, "max-age=1");
+            let set = |layer: BellwetherLayer<Http>| layer.policy(Policy::rfc9111());
+            let services: [_; 2] = processes(&inner, set);
+            let services = &services[..count];
+            for _ in 0..3 {
+                let before = calls.count();
+                let refused = asking(&services[0], of("ann", "/"));
+                sleep(DELAY / 2).await;
+                let waiters = ask_all(services, (0..500).map(|_| get("/"))).await;
+                assert_eq!(different(&waiters), 1, "{status} {headers:?}");
+                assert_eq!(refused.await.unwrap().text(), "own");
+                assert_eq!(calls.count() - before, 2, "{status} {headers:?}");
+                sleep(1100 * MS).await;
+            }
+        }
+    }
+}
+
+/// Such an answer to a refresh ended the stale response for all callers.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_a_request_with_credentials_ends_no_stale_response() {
+    for (status, control) in [(200, "private"), (200, "no-store"), (404, "private")] {
+        let headers = [("cache-control", control)];
+        let page = "max-age=1, stale-while-revalidate=60";
+        let (inner, calls) = refusing(status, headers, page);
+        let [service] = processes(&inner, |layer| layer.policy(Policy::rfc9111()));
+        assert_eq!(ask(&service, get("/")).await.text(), "1");
+        sleep(1100 * MS).await;
+        // It begins the refresh, and is answered with the stale response.
+        let begun = Instant::now();
+        ask(&service, of("ann", "/")).await;
+        sleep(2 * DELAY).await;
+        assert_eq!(calls.count(), 2);
+        for answer in crowd(&service, 50).await {
+            assert_eq!(answer.text(), "1", "{status}");
+        }
+        sleep(2 * DELAY).await;
+        assert_eq!(ask(&service, get("/")).await.text(), "3", "{status}");
+        assert!(begun.elapsed() < SECOND);
+        assert_eq!(calls.count(), 3);
+    }
+}
+
+/// One answer of that kind sends no more callers with credentials alone than those of its time.
+#[tokio::test(start_paused = true)]
+async fn the_first_answer_for_all_users_ends_the_mark_of_credentials() {
+    let (inner, calls) = origin(|call, _| {
+        let control = if call == 1 { "private" } else { "public, max-age=60" };
+        reply(200, &[("cache-control", control)], call.to_string())
+    });
+    let [service] = processes(&inner, |layer| layer.policy(Policy::rfc9111()));
+    for call in ["1", "2", "3", "3"] {
+        assert_eq!(ask(&service, of("ann", "/")).await.text(), call);
+    }
+    assert_eq!(calls.count(), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn callers_with_credentials_wait_for_one_reserved_answer_and_then_for_none() {
     let (inner, calls) = named();
