@@ -34,6 +34,11 @@ impl<V, K> BellwetherLayer<Values<V, K>> {
     /// service is called. So the key must contain everything that the response depends on, such as
     /// the user whom it is for. The cache keeps a response as long as any other value.
     ///
+    /// This layer stores each response. To share a response and store nothing, call
+    /// [`Cache::get_or_load`] with a loader that calls
+    /// [`Lead::do_not_store`](crate::cache::Lead::do_not_store). Over HTTP, use
+    /// [`Policy::coalesce_only`](crate::layer::sharing#share-and-store-nothing).
+    ///
     /// The [module](super) has an example.
     ///
     /// # Errors

@@ -70,6 +70,32 @@ async fn what_another_layer_stored_is_not_served() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_leaves_costs_the_waiters_of_a_coalesced_answer_nothing() {
+    for count in [0, 20] {
+        let (inner, calls) = numbered();
+        let is_answered = Arc::new(AtomicBool::new(false));
+        let answered = is_answered.clone();
+        let inner = inner.map_response(move |response| {
+            answered.store(true, Ordering::SeqCst);
+            response
+        });
+        let services: [_; 2] = processes(&BoxCloneSyncService::new(inner), coalescing);
+        let leader = asking(&services[0], get("/"));
+        sleep(DELAY / 5).await;
+        let begun = Instant::now();
+        let waiters = spawn(async move { ask_all(&services, (0..count).map(|_| get("/"))).await });
+        sleep(DELAY / 5).await;
+        leader.abort();
+        assert!(waiters.await.unwrap().iter().all(|answer| answer.text() == "1"));
+        assert!(begun.elapsed() <= DELAY * 4 / 5, "{:?}", begun.elapsed());
+        sleep(SECOND).await;
+        // The request runs on without a caller, too.
+        assert!(is_answered.load(Ordering::SeqCst));
+        assert_eq!(calls.count(), 1);
+    }
+}
+
 /// A process that waited for one load in vain does not wait for the next one as well.
 #[tokio::test(start_paused = true)]
 async fn no_caller_waits_for_two_loads_of_other_processes() {
