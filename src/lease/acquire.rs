@@ -284,7 +284,10 @@ impl Engine {
                 earliest += RENEWAL_PAUSE;
                 pauses = Pauses::default();
             } else {
-                earliest += pauses.next();
+                // Leaves time for further tries before the first of the leases ends.
+                let ends = granted.iter().filter_map(|acquired| acquired.acquisition.lease_ends());
+                let left = ends.min().map_or(Duration::ZERO, |end| end - earliest);
+                earliest += pauses.next().min((left / 8).max(RENEWAL_PAUSE));
             }
         }
     }

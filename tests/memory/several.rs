@@ -229,3 +229,25 @@ async fn callers_behind_one_that_waits_for_several_do_not_contend() {
     guard.unlock().await.unwrap();
     next.await.unwrap().unlock().await.unwrap();
 }
+
+/// After some failed renewals, the pause before the next renewal was longer than the rest of the
+/// lease. The caller then lost the first name, although the backend answered in time.
+#[tokio::test(start_paused = true)]
+async fn a_pause_after_failed_renewals_leaves_time_for_another() {
+    const SHORT: Duration = Duration::from_secs(1);
+    for round in 0..20 {
+        let faulty = Faulty::new(|op| (op == Op::Renew).then_some(Fault::Refuse));
+        let locks = Locks::new(faulty.clone(), "bellwether");
+        let others = Locks::new(faulty.inner.clone(), "bellwether");
+        let b = locked(&others, "b").await;
+        let several = locks.several(["a", "b"]).lease(SHORT);
+        let waiting = spawn(async move { several.lock().await });
+        sleep(SHORT - 150 * MS).await;
+        faulty.plan(|_| None);
+        let first = others.mutex("a").holder().await.unwrap().unwrap().fence;
+        sleep(2 * SHORT).await;
+        b.unlock().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        assert_eq!(guard[0].1.fence(), first, "it was lost in round {round}");
+    }
+}
