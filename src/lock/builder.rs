@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::{
@@ -21,6 +21,9 @@ use crate::{
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
 const LONGEST_LEASE: Duration = FENCE_LIFE;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How long a caller whose wait is over waits for the label of the holder.
+const LABEL_LIMIT: Duration = Duration::from_millis(250);
 
 /// A lock: its name, and the settings of its leases. The kind says what can be acquired.
 ///
@@ -167,8 +170,10 @@ impl<Kind> Lock<Kind> {
 
     /// Acquires a lease in a mode, waiting while other holders are in the way.
     pub(super) async fn acquire_in(&self, mode: Mode) -> Result<LeaseGuard, Error> {
+        // A lock that stands by begins a new wait, and shows the error to no caller.
+        let names_holder = self.space.label.is_some() && !self.stands_by;
         match self.acquire_claim(self.claim(mode)?).await {
-            Err(error) if self.space.label.is_some() && error.kind() == ErrorKind::NotAcquired => {
+            Err(error) if names_holder && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_holder_label(error, mode)).await)
             }
             acquired => acquired,
@@ -212,11 +217,12 @@ impl<Kind> Lock<Kind> {
         self.space.claim(owner, name, mode, self.lease)
     }
 
-    /// Adds to an error which process holds the lock, if that is known.
+    /// Adds to an error which process holds the lock, if the backend says so soon.
     async fn with_holder_label(&self, error: Error, mode: Mode) -> Error {
         let Ok(name) = self.name() else { return error };
-        match self.space.engine.backend.inspect(name, mode.into()).await {
-            Ok(Holding { owner: Some(owner), .. }) => {
+        let holding = self.space.engine.backend.inspect(name, mode.into());
+        match timeout(LABEL_LIMIT, holding).await {
+            Ok(Ok(Holding { owner: Some(owner), .. })) => {
                 Error::new(error.kind(), format!("{error}; {owner:?} holds it"))
             }
             _ => error,

@@ -9,7 +9,12 @@ use super::{
     space::LockSpace,
     traits::{Renewed, sealed::Sealed},
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::Lease};
+use crate::{
+    backend::Mode,
+    error::Error,
+    key::Key,
+    lease::{Lease, run_until},
+};
 
 /// A candidate for work that one process of the fleet does at a time: see
 /// [`Locks::leader`](super::Locks::leader).
@@ -73,7 +78,11 @@ impl Candidate {
             loop {
                 candidacy.leads(false);
                 let acquire = || self.acquire_in(self.kind.0);
-                let guard = through_outages("a candidate", acquire).await?;
+                let acquired = through_outages("a candidate", acquire);
+                let Some(acquired) = run_until(janitor.stop.cancelled(), acquired).await else {
+                    return Err(Error::shut_down());
+                };
+                let guard = acquired?;
                 candidacy.leads(true);
                 let term = Term { lease: guard.lease.clone() };
                 tokio::select! {

@@ -231,3 +231,30 @@ async fn a_candidate_waits_anew_after_its_wait_limit() {
     assert_eq!(led.await.unwrap().unwrap(), 7);
     assert!(released.elapsed() <= 100 * MS, "{:?}", released.elapsed());
 }
+
+/// The pauses of a candidate in an outage took no notice of a shutdown.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_the_pause_of_a_candidate() {
+    let backend = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Refuse));
+    let locks = Locks::new(backend, "bellwether");
+    let candidate = locks.leader("work").wait_limit(50 * MS);
+    let waits = spawn(async move { candidate.run(|_term| async {}).await });
+    // By now, the pauses last from half a second to a second.
+    sleep(60 * SECOND).await;
+    let begun = Instant::now();
+    locks.shutdown(10 * SECOND).await;
+    assert!(begun.elapsed() < 10 * MS, "{:?}", begun.elapsed());
+    assert_eq!(kind(waits.await.unwrap()), ErrorKind::ShutDown);
+}
+
+/// A candidate begins a new wait after its wait limit, and shows the error to no caller.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_does_not_look_for_the_holder() {
+    let faulty = Faulty::new(|_| None);
+    let _held = Locks::new(faulty.inner.clone(), "bellwether").mutex("job").lock().await.unwrap();
+    let locks = Locks::new(faulty.clone(), "bellwether").owner("here");
+    let candidate = locks.leader("job").wait_limit(50 * MS);
+    let run = candidate.run(|_term| async {});
+    assert!(timeout(SECOND, run).await.is_err());
+    assert_eq!(faulty.count(Op::Inspect), 0);
+}
