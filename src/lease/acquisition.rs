@@ -136,9 +136,12 @@ impl Acquisition {
 
     /// Returns a new acquisition of the same claim, under another owner.
     pub(super) fn under_new_owner(&self) -> Self {
-        let Release { janitor, claim, .. } = &self.release;
+        let Release { janitor, claim, runtime, .. } = &self.release;
         let owner = janitor.backend.new_owner();
-        Self::new(janitor, Claim { owner, ..claim.clone() })
+        let mut next = Self::new(janitor, Claim { owner, ..claim.clone() });
+        // This may run in the runtime of another caller, which passes its lease on.
+        next.release.runtime = runtime.clone();
+        next
     }
 
     /// Registers the claim for pushes, so that the claim misses no push after its next request.

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     sync::SetOnce,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 use tracing::warn;
 
@@ -148,10 +148,7 @@ impl Lease {
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(&self.release.claim);
-        let renewal = self.release.janitor.backend.renew(claims);
-        let Ok(answer) = timeout(self.remaining(), renewal).await else {
-            return Err(self.lost_error());
-        };
+        let answer = self.run(self.release.janitor.backend.renew(claims)).await?;
         let renewal = renewal_at(&answer, 0);
         self.renewed(sent, renewal);
         if renewal == Renewal::Held {
@@ -284,7 +281,7 @@ impl Lease {
 
     /// Returns when to repeat a renewal that has failed. A lease that was handed over has less than
     /// its full time left.
-    fn next_try(&self) -> Instant {
+    pub(super) fn next_try(&self) -> Instant {
         let deadline = lock(&self.times).deadline;
         let now = Instant::now();
         let pause = (self.release.claim.lease / 20).min((deadline - now) / 8).max(RETRY);

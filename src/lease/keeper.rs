@@ -23,7 +23,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{Change, Claim, Kept, Leases, SemaphoreKind, channels::Inbox},
+    backend::{Change, Claim, Kept, Leases, QUEUE_ENTRY_LIFE, SemaphoreKind, channels::Inbox},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     observe::Rarely,
@@ -63,6 +63,8 @@ struct KeptQueue {
     next_keep: Instant,
     /// Notified when `next_keep` becomes earlier.
     earlier: Arc<Notify>,
+    /// How long the last request that was answered keeps the entries.
+    kept_until: Instant,
 }
 
 struct KeptWaiter {
@@ -141,6 +143,7 @@ impl Default for KeptQueue {
             waiters: BTreeMap::new(),
             next_keep: Instant::now() + INTERVAL,
             earlier: Arc::default(),
+            kept_until: Instant::now() + QUEUE_ENTRY_LIFE,
         }
     }
 }
@@ -163,12 +166,22 @@ impl KeptQueue {
         }
     }
 
-    /// Takes the answer to a request that named these waiters. Wakes the waiters whose entries are
-    /// gone, and sets the time of the next request.
-    fn answered(&mut self, named: &[u64], next_keep: Instant, answer: Result<Kept, BackendError>) {
+    /// Sets the time of the request after the one that begins. A waiter that comes during this
+    /// request may bring that time forward.
+    fn request_begins(&mut self, next_keep: Instant) {
+        self.next_keep = next_keep;
+    }
+
+    /// Takes the answer to a request that named these waiters, and that keeps the entries until
+    /// `kept_until`. Wakes the waiters whose entries are gone, and brings the next request forward.
+    fn answered(&mut self, named: &[u64], kept_until: Instant, answer: Result<Kept, BackendError>) {
+        let now = Instant::now();
         match answer {
             Ok(kept) => {
-                if kept.has_lapsed {
+                // A request whose answer was lost may have noticed that the entries had lapsed.
+                let has_lapsed = kept.has_lapsed || now > self.kept_until;
+                self.kept_until = kept_until;
+                if has_lapsed {
                     self.wake_all();
                 }
                 for (number, stands) in named.iter().zip(kept.stands) {
@@ -176,8 +189,7 @@ impl KeptQueue {
                         self.wake(*number);
                     }
                 }
-                self.next_keep = next_keep;
-                if !kept.has_lapsed && !kept.remaining.is_zero() {
+                if !has_lapsed && !kept.remaining.is_zero() {
                     self.keep_after(kept.remaining);
                 }
             }
@@ -185,7 +197,7 @@ impl KeptQueue {
                 if error.kind() == BackendErrorKind::Foreign {
                     self.wake_all();
                 }
-                self.next_keep = Instant::now() + REPEAT;
+                self.next_keep = self.next_keep.min(now + REPEAT);
             }
         }
     }
@@ -256,14 +268,18 @@ impl KeeperTask {
         static LOGGED: Rarely = Rarely::once_in(1);
         let sent = Instant::now();
         let interval = self.keeper.interval();
-        let answer = self.keeper.backend.keep(claims, interval * ENTRY_LIFE).await;
+        if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
+            queue.request_begins(sent + interval);
+        }
+        let life = interval * ENTRY_LIFE;
+        let answer = self.keeper.backend.keep(claims, life).await;
         if let Err(error) = &answer
             && LOGGED.first()
         {
             debug!(name = ?self.key.0, error = %Chain(error), "queue entries were not kept");
         }
         if let Some(mut queue) = self.keeper.queues.get_mut(&self.key) {
-            queue.answered(named, sent + interval, answer);
+            queue.answered(named, sent + life, answer);
         }
     }
 
@@ -272,7 +288,7 @@ impl KeeperTask {
         let Entry::Occupied(queue) = self.keeper.queues.entry(self.key.clone()) else {
             return KeeperStep::End;
         };
-        let KeptQueue { waiters, next_keep, earlier } = queue.get();
+        let KeptQueue { waiters, next_keep, earlier, .. } = queue.get();
         if *next_keep > Instant::now() {
             return KeeperStep::Wait(*next_keep, earlier.clone());
         }
@@ -301,5 +317,32 @@ impl Drop for KeeperTask {
         if let Some((_, mut queue)) = self.keeper.queues.remove(&self.key) {
             queue.wake_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Changes, Mode},
+        key::{Family, Key, Namespace},
+    };
+
+    /// The answer put the next request off, although the lease in the way of a new waiter ended
+    /// before that.
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_that_comes_during_a_request_brings_the_next_request_forward()
+    -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let mut queue = KeptQueue::default();
+        let now = Instant::now();
+        queue.request_begins(now + INTERVAL);
+        let claim = Claim::new(name, Mode::Fair, INTERVAL, INTERVAL);
+        let inbox = Changes::none().inbox().clone();
+        queue.enter(1, KeptWaiter { claim, inbox }, JITTER);
+        let answer = Kept { remaining: 2 * INTERVAL, ..Kept::default() };
+        queue.answered(&[], now + ENTRY_LIFE * INTERVAL, Ok(answer));
+        assert!(queue.next_keep <= now + 2 * JITTER);
+        Ok(())
     }
 }

@@ -236,13 +236,17 @@ impl Renewals {
         }
         let mut schedule = lock(&self.schedule);
         for (at, lease) in leases.iter().enumerate() {
+            let renewal = renewal_at(answer, at);
             let is_in_doubt = {
                 let mut times = lock(&lease.times);
                 times.is_renewing = false;
-                times.is_in_doubt
+                let came_meanwhile = times.is_in_doubt;
+                // Without an answer, a fixed lease is checked again for this reason only.
+                times.is_in_doubt |= renewal == Renewal::Unknown;
+                came_meanwhile
             };
             let Some(lease) = schedule.remove(lease) else { continue };
-            if let Some(check) = lease.renewed(sent, renewal_at(answer, at)) {
+            if let Some(check) = lease.renewed(sent, renewal) {
                 // The doubt came while this renewal was under way, so the backend may have ended
                 // the lease after the renewal.
                 let check = if is_in_doubt { Instant::now() } else { check };
@@ -295,8 +299,10 @@ impl Schedule {
             times.is_in_doubt = false;
         }
         let deadline = times.deadline;
+        let waits_for_conversion = is_wanted && times.is_converting;
         drop(times);
-        self.insert(deadline, lease.clone());
+        let check = if waits_for_conversion { lease.next_try() } else { deadline };
+        self.insert(check, lease.clone());
         renews
     }
 
@@ -347,7 +353,10 @@ impl Drop for RenewalTask {
         let mut schedule = lock(&self.renewals.schedule);
         schedule.next_check = None;
         for lease in schedule.held.values() {
-            lock(&lease.times).is_renewing = false;
+            let mut times = lock(&lease.times);
+            // The answer to a renewal that is under way is lost.
+            times.is_in_doubt |= times.is_renewing;
+            times.is_renewing = false;
         }
         schedule.renew_all();
         let mut runtimes = HashMap::new();

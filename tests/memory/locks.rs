@@ -4,8 +4,11 @@
 
 use bellwether::{
     Redlock,
+    backend::Renewal,
+    error::BackendError,
     lease::Retry,
     lock::{MutexGuard, PermitId, Upgrade},
+    testing::{Answer, Hook, Interceptor, Operation},
 };
 use testkit::handover_life;
 use tokio::task::JoinSet;
@@ -562,4 +565,143 @@ async fn a_holder_that_is_ended_during_a_renewal_learns_of_it_at_once() {
     assert!(testkit::comes_true(LEASE, renewed).await);
     assert!(there.mutex("k").force_unlock().await.unwrap());
     timeout(400 * MS, guard.lost()).await.expect("the loss is told late");
+}
+
+/// A fixed lease is checked once after an end by force. The check failed, and no check followed.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_is_checked_until_there_is_an_answer() {
+    let faulty = first(2, Op::Renew, Fault::Refuse);
+    let here = Locks::new(faulty.clone(), "bellwether");
+    let there = Locks::new(faulty.inner.clone(), "bellwether");
+    let guard = here.mutex("k").lease(LEASE).fixed_lease().lock().await.unwrap();
+    assert!(there.mutex("k").force_unlock().await.unwrap());
+    timeout(LEASE / 5, guard.lost()).await.expect("the loss is noticed at the deadline only");
+    // A lease that was not ended is checked no more.
+    let kept = here.mutex("l").lease(LEASE).fixed_lease().lock().await.unwrap();
+    let before = faulty.count(Op::Renew);
+    sleep(LEASE / 2).await;
+    assert_eq!(faulty.count(Op::Renew), before);
+    kept.unlock().await.unwrap();
+}
+
+/// The answer to an explicit renewal came after the deadline of that moment. The task had renewed
+/// the lease meanwhile, and the caller was told that the lease was lost.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_slow_is_no_loss_while_the_lease_is_held() {
+    let faulty = once(Op::Renew, Fault::Late(900 * MS));
+    let locks = Locks::new(faulty, "bellwether");
+    let guard = locks.mutex("k").lease(SECOND).renew_every(400 * MS).lock().await.unwrap();
+    sleep(390 * MS).await;
+    guard.renew().await.unwrap();
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+}
+
+/// The renewal was due during a conversion, and was put off until the deadline of that moment.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_due_in_a_conversion_follows_soon() {
+    let faulty = once(Op::Pass, Fault::Late(800 * MS));
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let others = Locks::new(faulty.inner.clone(), "bellwether");
+    let lease = 9 * SECOND;
+    let reader = locks.rw_lock("k").lease(lease).read().await.unwrap();
+    let _other = others.rw_lock("k").lease(lease).read().await.unwrap();
+    sleep(2900 * MS).await;
+    let Upgrade::Busy(reader) = reader.try_upgrade().await.unwrap() else {
+        panic!("there is another reader");
+    };
+    for _ in 0..100 {
+        sleep(100 * MS).await;
+        assert!(reader.remaining() > lease / 2, "{:?}", reader.remaining());
+    }
+}
+
+/// A backend that hangs in the look-up of the holder kept its caller far beyond the wait limit.
+#[tokio::test(start_paused = true)]
+async fn the_label_of_the_holder_is_not_waited_for_for_long() {
+    let faulty = Faulty::new(|op| (op == Op::Inspect).then_some(Fault::Late(900 * MS)));
+    let locks = Locks::new(faulty.clone(), "bellwether").owner("here");
+    let _held = Locks::new(faulty.inner.clone(), "bellwether").mutex("k").lock().await.unwrap();
+    let begun = Instant::now();
+    let error = locks.mutex("k").wait_limit(200 * MS).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAcquired);
+    assert!(begun.elapsed() <= 500 * MS, "{:?}", begun.elapsed());
+}
+
+/// The backend does not know one of the leases for a while. The renewals of the others, which come
+/// in the same request, are not put off.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_delays_no_other_lease() {
+    let renews = OneUnknown::default();
+    let backend = Interceptor { inner: MemoryBackend::new(), hook: renews.clone() };
+    let locks = Locks::new(backend, "bellwether");
+    let [unknown, known] = [UNKNOWN, "b"].map(|name| locks.mutex(name).lease(LEASE));
+    let unknown = unknown.lock().await.unwrap();
+    let known = known.lock().await.unwrap();
+    for _ in 0..90 {
+        sleep(100 * MS).await;
+        assert!(known.remaining() > LEASE / 2, "{:?}", known.remaining());
+    }
+    assert!(renews.asked.load(Ordering::Relaxed) > 10, "a failed renewal is not repeated soon");
+    timeout(SECOND, unknown.lost()).await.unwrap();
+    assert!(!known.is_lost());
+}
+
+/// The name of the lease about which [`OneUnknown`] says nothing.
+const UNKNOWN: &str = "unknown";
+
+/// Leaves the renewals of one lease without an answer, and counts them.
+#[derive(Clone, Default)]
+struct OneUnknown {
+    asked: Arc<AtomicUsize>,
+}
+
+impl Hook<MemoryBackend> for OneUnknown {
+    async fn around(
+        &self,
+        inner: &MemoryBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        let Operation::Renew { claims } = &operation else { return operation.perform(inner).await };
+        let is_unknown = |claim: &Claim| format!("{:?}", claim.name).contains(UNKNOWN);
+        let known: Vec<_> = claims.iter().filter(|claim| !is_unknown(claim)).cloned().collect();
+        let mut answers = inner.renew(&known).await?.into_iter();
+        let mut renewals = Vec::new();
+        for claim in claims {
+            if is_unknown(claim) {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                renewals.push(Renewal::Unknown);
+            } else {
+                renewals.extend(answers.next());
+            }
+        }
+        Ok(Answer::Renew(renewals))
+    }
+}
+
+/// The request that keeps the queue entries did its work, and its answer was lost. The next answer
+/// did not say that the entries had lapsed, and only the waiters that it named asked at once.
+#[tokio::test(start_paused = true)]
+async fn all_waiters_ask_at_once_after_their_entries_have_lapsed() {
+    const WAITERS: usize = 80;
+    let faulty = Faulty::new(|op| (op == Op::Keep).then_some(Fault::Refuse));
+    let here = Locks::new(faulty.clone(), "bellwether");
+    let there = Locks::new(faulty.inner.clone(), "bellwether");
+    let held = there.mutex("k").lock().await.unwrap();
+    let waiters = (0..WAITERS).map(|_| {
+        let mutex = here.mutex("k").fair();
+        spawn(async move { mutex.lock().await.unwrap().unlock().await.unwrap() })
+    });
+    let waiters = waiters.collect::<Vec<_>>();
+    sleep(3 * SECOND).await;
+    assert_eq!(faulty.count(Op::Acquire), WAITERS);
+    let mut is_first = true;
+    faulty.plan(move |op| {
+        let is_lost = op == Op::Keep && std::mem::take(&mut is_first);
+        is_lost.then_some(Fault::LoseReply)
+    });
+    sleep(SECOND).await;
+    assert_eq!(faulty.count(Op::Acquire), 2 * WAITERS);
+    held.unlock().await.unwrap();
+    all(waiters).await;
 }

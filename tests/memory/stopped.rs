@@ -169,6 +169,54 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
     });
 }
 
+/// A pass lost its answer. The new acquisition of the next caller then counted as an acquisition of
+/// the runtime of the pass. When that runtime was gone, no task renewed the lease, and the release
+/// of a dropped guard began in the dead runtime.
+#[test]
+fn a_lease_behind_a_pass_without_an_answer_belongs_to_the_runtime_of_its_owner() {
+    let lease = 3_000 * MS;
+    let faulty = once(Op::Pass, Fault::LoseReply);
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    // The renewal task runs in the first runtime, and stays there.
+    let mutex = locks.mutex("other").lease(lease);
+    let _gone = first.block_on(async move { mutex.lock().await.unwrap() });
+    let (held, next) = waits_behind(&locks, &first, &second, lease);
+    assert_eq!(kind(first.block_on(held.unlock())), ErrorKind::Backend);
+    let guard = second.block_on(next).unwrap();
+    drop(first);
+    let before = faulty.count(Op::Renew);
+    second.block_on(async {
+        let is_renewed = async || faulty.count(Op::Renew) >= before + 2;
+        assert!(comes_true(LIMIT, is_renewed).await, "the lease is not renewed any more");
+        assert!(!guard.is_lost());
+        let left = guard.remaining();
+        drop(guard);
+        let is_free = async || locks.mutex("k").holder().await.unwrap().is_none();
+        assert!(comes_true(left / 2, is_free).await, "the dropped guard is not released");
+    });
+}
+
+/// A fixed lease is renewed only to find out whether the backend has ended the lease. The task was
+/// cut off in that renewal, and the next task did not repeat the renewal.
+#[test]
+fn a_doubt_about_a_fixed_lease_outlives_the_runtime_of_the_renewal() {
+    let lease = 60_000 * MS;
+    let faulty = once(Op::Renew, Fault::LoseReply);
+    let here = Locks::new(faulty.clone(), "bellwether");
+    let there = Locks::new(faulty.inner.clone(), "bellwether");
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let mutex = here.mutex("other").lease(lease);
+    let _gone = first.block_on(async move { mutex.lock().await.unwrap() });
+    second.block_on(async {
+        let guard = here.mutex("k").lease(lease).fixed_lease().lock().await.unwrap();
+        assert!(there.mutex("k").force_unlock().await.unwrap());
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Renew) == 1).await);
+        first.shutdown_background();
+        timeout(LIMIT, guard.lost()).await.expect("the loss is noticed at the deadline only");
+    });
+}
+
 /// A lock was passed on, and the runtime of the pass went away before the answer. The next waiter
 /// was told that its time was over, and the passed lease was never released.
 #[test]
