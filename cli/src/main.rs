@@ -294,7 +294,7 @@ async fn run(options: Options) -> Result<Exit, Failure> {
         }
         Command::Mark { name, remove, escaped, yes } => {
             let name = keys::read_plain(&name, escaped)?;
-            let removal = Removal { is_wanted: remove, is_confirmed: yes };
+            let removal = Removal { is_wanted: remove, skips_question: yes };
             mark::examine(&server, &name, removal, json).await
         }
         Command::Completions { shell } => {

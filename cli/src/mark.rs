@@ -1,4 +1,5 @@
-//! `mark`: the last tick of a job that was begun, which keeps all earlier ticks from running.
+//! `mark`: shows or removes the mark of a job. The mark is the last tick that was begun, and keeps
+//! all earlier ticks from running.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,16 +11,16 @@ use serde_json::{Value, json};
 
 use crate::{Exit, Failure, Server, ask, show};
 
-/// How the mark is removed.
+/// Whether and how the mark is removed.
 #[derive(Clone, Copy)]
 pub(crate) struct Removal {
-    /// The mark is removed, and not only shown.
+    /// The mark is removed. Otherwise the mark is only shown.
     pub(crate) is_wanted: bool,
-    /// The mark is removed without a question.
-    pub(crate) is_confirmed: bool,
+    /// The user is not asked before the removal.
+    pub(crate) skips_question: bool,
 }
 
-/// Returns the job of a name, whatever its schedule is. All ticks of a name have one mark.
+/// Returns a job of this name. All ticks of a name share one mark, so any tick will do.
 pub(crate) fn job(server: &Server, name: &str) -> Result<Job, Failure> {
     Ok(server.locks()?.once(name, SystemTime::UNIX_EPOCH))
 }
@@ -34,7 +35,7 @@ pub(crate) async fn examine(
     let job = job(server, name)?;
     let mark = job.mark().await?;
     let was_removed = match mark {
-        Some(mark) if removal.is_wanted => remove(&job, name, mark, removal.is_confirmed).await?,
+        Some(mark) if removal.is_wanted => remove(&job, name, mark, removal.skips_question).await?,
         _ => false,
     };
     if is_json {
@@ -50,55 +51,46 @@ pub(crate) async fn examine(
         }
     } else {
         let namespace = &server.namespace;
-        let why = "no process has begun a tick within 30 days, or its mark was removed";
+        let why = "no process has begun a tick, or the mark has expired or was removed";
         show::warn(&format!("{} has no mark in the namespace {namespace}: {why}", Escaped(name)));
     }
     let is_well = mark.is_some() && was_removed == removal.is_wanted;
     Ok(if is_well { Exit::Well } else { Exit::Nothing })
 }
 
-/// Removes a mark, if it is still the one that the user was shown.
+/// Removes the mark that the user was shown. Another mark stays, because its tick would run twice.
 async fn remove(
     job: &Job,
     name: &str,
     shown: JobMark,
-    is_confirmed: bool,
+    skips_question: bool,
 ) -> Result<bool, Failure> {
     let escaped = Escaped(name);
-    if !is_confirmed {
+    if !skips_question {
         let mark = words(&shown);
-        let effect = "Any tick may begin then, also one that has run.";
+        let effect = "Then any tick may begin, also a tick that has run.";
         let question = format!("{escaped}: {mark}\n{effect}");
         ask(&question, &format!("Remove the mark of {escaped}"))?;
     }
-    // A tick that began while the user read the question would run twice.
-    let is_same = match job.mark().await? {
-        Some(now) => (now.tick, now.is_done) == (shown.tick, shown.is_done),
-        None => false,
-    };
-    if !is_same {
-        show::warn(&format!("{escaped} has another mark by now, which stays, or has none"));
-        return Ok(false);
+    let was_removed = job.clear_mark_if(shown).await?;
+    if !was_removed {
+        show::warn(&format!("{escaped} has another mark by now, which stays, or has no mark"));
     }
-    let was_there = job.clear_mark().await?;
-    if !was_there {
-        show::warn(&format!("{escaped} has no mark any more"));
-    }
-    Ok(was_there)
+    Ok(was_removed)
 }
 
 /// Returns the words for a mark in a line.
 pub(crate) fn words(mark: &JobMark) -> String {
-    // The mark of an id has the tick 0.
+    // The mark of an id has the tick 0. So has the mark of a tick at the beginning of 1970.
     if mark.tick == SystemTime::UNIX_EPOCH {
         let state = if mark.is_done { "is done" } else { "was begun and is not done" };
-        return format!("this id {state}");
+        return format!("this id, or the tick of 1970, {state}");
     }
     let ahead = ahead(mark);
     if ahead.is_zero() {
         return format!("last tick {mark}");
     }
-    // The words of the mark end with the time of the server.
+    // The text of a mark that lies ahead ends with the time of the server.
     format!("last tick {mark}, by {}; no earlier tick runs", show::time(ahead))
 }
 
@@ -107,7 +99,7 @@ fn ahead(mark: &JobMark) -> Duration {
     mark.tick.duration_since(mark.server_time).unwrap_or_default()
 }
 
-/// Returns a mark that is known. What is not known is `null`.
+/// Returns a mark, or the lack of a mark, as JSON. A mark that could not be read is `null` instead.
 pub(crate) fn as_json(mark: Option<JobMark>) -> Value {
     let Some(mark) = mark else { return json!({ "set": false }) };
     json!({

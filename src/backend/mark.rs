@@ -6,7 +6,7 @@ use super::Owner;
 
 /// The last tick of a name whose turn was begun. A tick is a number that only grows, in at most 16
 /// digits: for jobs, microseconds since 1970. [`Leases::mark`](super::Leases::mark) sets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
     /// The tick.
     pub tick: u64,
@@ -34,8 +34,9 @@ pub enum TickStep {
     BeginAgain,
     /// The turn of the tick is done.
     Done,
-    /// The mark is removed, whatever its tick is and whichever owner has the mutex.
-    Forget,
+    /// The mark is removed, whichever owner has the mutex. With a mark, only if the mark of the
+    /// name is still that mark.
+    Forget(Option<Mark>),
 }
 
 impl Tick {
@@ -46,7 +47,7 @@ impl Tick {
         let is_allowed = match self.step {
             TickStep::Begin => mark.begun_by == Some(owner),
             TickStep::BeginAgain => mark.begun_by.is_some(),
-            TickStep::Done | TickStep::Forget => true,
+            TickStep::Done | TickStep::Forget(_) => true,
         };
         mark.tick == self.at && is_allowed
     }

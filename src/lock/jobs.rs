@@ -280,18 +280,19 @@ impl<When> Lock<Scheduled<When>> {
     /// if let Some(mark) = job.mark().await? {
     ///     println!("the last tick: {mark}");
     ///     if mark.tick > mark.server_time {
-    ///         job.clear_mark().await?;
+    ///         job.clear_mark_if(mark).await?;
     ///     }
     /// }
     /// # Ok(()) }
     /// ```
     pub async fn mark(&self) -> Result<Option<JobMark>, Error> {
         let seen = self.read_mark().await?;
-        let Some(Mark { tick, begun_by }) = seen.mark else { return Ok(None) };
+        let Some(stored) = seen.mark else { return Ok(None) };
         Ok(Some(JobMark {
-            tick: instant(tick),
-            is_done: begun_by.is_none(),
+            tick: instant(stored.tick),
+            is_done: stored.begun_by.is_none(),
             server_time: instant(seen.server_time),
+            stored,
         }))
     }
 
@@ -300,15 +301,44 @@ impl<When> Lock<Scheduled<When>> {
     ///
     /// This is for a mark that lies in the future, which keeps all earlier ticks from running.
     /// After the call, any tick may begin, also a tick that has run. A turn that is under way sets
-    /// its mark again when the turn is [done](Turn::done).
+    /// its mark again when the turn is [done](Turn::done). To remove only the mark that you have
+    /// seen, call [`clear_mark_if`](Self::clear_mark_if).
+    ///
+    /// # Errors and cancel safety
+    ///
+    /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, the call repeats its
+    /// request. The repeated request may remove a mark that was set meanwhile. The call may return
+    /// `false` although it has removed a mark.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn forget(locks: bellwether::Locks) -> Result<(), bellwether::Error> {
+    /// use std::time::SystemTime;
+    ///
+    /// // From now on, every tick of the name may run again.
+    /// locks.once("report", SystemTime::now()).clear_mark().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn clear_mark(&self) -> Result<bool, Error> {
+        self.forget_mark(None).await
+    }
+
+    /// Removes the mark of the job, if the mark is still the mark that [`mark`](Self::mark) has
+    /// returned. Returns `false` if there is another mark or none. So a tick that has begun since
+    /// then keeps its mark, and does not run twice.
     ///
     /// # Errors and cancel safety
     ///
     /// As [all locks](super#errors-and-cancel-safety). If an answer is lost, the call repeats its
     /// request, and may return `false` although it has removed the mark.
-    pub async fn clear_mark(&self) -> Result<bool, Error> {
+    pub async fn clear_mark_if(&self, seen: JobMark) -> Result<bool, Error> {
+        self.forget_mark(Some(seen.stored)).await
+    }
+
+    async fn forget_mark(&self, seen: Option<Mark>) -> Result<bool, Error> {
         let claim = self.claim(Mode::Exclusive)?;
-        let forget = Tick { at: 0, step: TickStep::Forget, kept: MARK_LIFE };
+        let forget = Tick { at: 0, step: TickStep::Forget(seen), kept: MARK_LIFE };
         let marked = self.space.engine.janitor.mark(&claim, forget).await?;
         Ok(marked.is_set)
     }
@@ -384,6 +414,8 @@ pub struct JobMark {
     /// The time of the server when it answered. A mark that is ahead of this time keeps all earlier
     /// ticks from running.
     pub server_time: SystemTime,
+    /// The mark as the server keeps it.
+    stored: Mark,
 }
 
 impl fmt::Display for JobMark {

@@ -57,7 +57,7 @@ async fn the_mark_of_a_job_is_shown() {
     let job = here.once_id("event", "7", DAY);
     job.begin().await.unwrap().unwrap().done().await.unwrap();
     let shown = printed(&run(&server, &["mark", "event:7"]).await, 0);
-    assert_eq!(shown, "event:7: this id is done\n");
+    assert_eq!(shown, "event:7: this id, or the tick of 1970, is done\n");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

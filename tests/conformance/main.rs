@@ -159,6 +159,7 @@ rules! {
             a_tick_that_is_not_done_begins_again_if_that_is_wanted,
             a_tick_sent_twice_begins_and_ends_once,
             a_mark_is_removed_by_anyone,
+            a_mark_is_removed_only_as_it_was_seen,
             a_mark_ends_with_its_time,
             a_mark_tells_the_time_of_the_backend,;
     }

@@ -109,18 +109,49 @@ pub async fn a_mark_is_removed_by_anyone<H: Harness>(h: &H) {
     let there = h.backend();
     let holder = claim(&name("k"));
     let stranger = claim(&holder.name);
-    assert!(!sets(&there, &stranger, 0, Forget).await, "there is no mark yet");
+    assert!(!sets(&there, &stranger, 0, Forget(None)).await, "there is no mark yet");
     granted(&here, &holder).await;
     assert!(sets(&here, &holder, TICK + 1, Begin).await);
     let begun = Mark { tick: TICK + 1, begun_by: Some(holder.owner) };
-    let removed = mark(&there, &stranger, 0, Forget).await;
+    let removed = mark(&there, &stranger, 0, Forget(None)).await;
     assert!(removed.is_set && removed.before == Some(begun), "{removed:?}");
     assert_eq!(look(&there, &holder).await, None);
-    assert!(!sets(&there, &stranger, 0, Forget).await, "the mark is removed twice");
+    assert!(!sets(&there, &stranger, 0, Forget(None)).await, "the mark is removed twice");
     // The lease is untouched: an earlier tick begins, and the turn under way notes its end.
     assert!(sets(&here, &holder, TICK, Begin).await);
     assert!(sets(&here, &holder, TICK + 1, Done).await);
     assert_eq!(look(&there, &holder).await, Some(Mark { tick: TICK + 1, begun_by: None }));
+}
+
+/// A tick has begun since the operator read the mark. Without its mark, the tick could run twice.
+pub async fn a_mark_is_removed_only_as_it_was_seen<H: Harness>(h: &H) {
+    let here = h.backend();
+    let there = h.backend();
+    let mut holder = claim(&name("k"));
+    let stranger = claim(&holder.name);
+    granted(&here, &holder).await;
+    assert!(sets(&here, &holder, TICK, Begin).await);
+    let first = look(&there, &holder).await.unwrap();
+    // The tick is done, begins again under another owner, and a later tick begins.
+    assert!(sets(&here, &holder, TICK, Done).await);
+    let done = look(&there, &holder).await.unwrap();
+    for seen in [first, Mark { tick: TICK - 1, ..done }] {
+        assert!(!sets(&there, &stranger, 0, Forget(Some(seen))).await, "{seen:?}");
+    }
+    holder = next_holder(&here, &holder).await;
+    assert!(sets(&here, &holder, TICK + 1, Begin).await);
+    let last = look(&there, &holder).await.unwrap();
+    holder = next_holder(&here, &holder).await;
+    assert!(sets(&here, &holder, TICK + 1, BeginAgain).await);
+    let again = look(&there, &holder).await.unwrap();
+    for seen in [first, done, last] {
+        let refused = mark(&there, &stranger, 0, Forget(Some(seen))).await;
+        assert!(!refused.is_set && refused.before == Some(again), "{refused:?} for {seen:?}");
+    }
+    assert_eq!(look(&there, &holder).await, Some(again));
+    assert!(sets(&there, &stranger, 0, Forget(Some(again))).await);
+    assert_eq!(look(&there, &holder).await, None);
+    assert!(!sets(&there, &stranger, 0, Forget(Some(again))).await, "it is removed twice");
 }
 
 pub async fn a_mark_ends_with_its_time<H: Harness>(h: &H) {

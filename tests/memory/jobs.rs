@@ -329,6 +329,28 @@ async fn a_mark_in_the_future_is_shown_and_removed() {
     );
 }
 
+/// An operator has read the mark, and a later tick begins before the removal. Without its mark,
+/// that tick would run twice.
+#[tokio::test(start_paused = true)]
+async fn a_mark_is_removed_only_if_it_is_the_one_that_was_read() {
+    let locks = process(&MemoryBackend::new());
+    let now = SystemTime::now();
+    let job = locks.once("job", now);
+    let begin = async |tick| locks.once("job", tick).begin().await.unwrap();
+    let turn = begin(now - DAY).await.unwrap();
+    let begun = job.mark().await.unwrap().unwrap();
+    turn.done().await.unwrap();
+    let done = job.mark().await.unwrap().unwrap();
+    begin(now).await.unwrap().done().await.unwrap();
+    for seen in [begun, done] {
+        assert!(!job.clear_mark_if(seen).await.unwrap(), "{seen}");
+    }
+    assert!(begin(now).await.is_none(), "the tick runs twice");
+    let last = job.mark().await.unwrap().unwrap();
+    assert!(job.clear_mark_if(last).await.unwrap());
+    assert!(begin(now).await.is_some());
+}
+
 /// The clock of the server was ahead and came back, or another job has set the mark of this name.
 /// The ticks begin again within a minute of the removal, and not with the next one.
 #[tokio::test(start_paused = true)]

@@ -128,8 +128,11 @@ impl Leases for MemoryBackend {
     async fn mark(&self, claim: &Claim, tick: Tick) -> Result<Marked, BackendError> {
         Ok(self.with_semaphore(&claim.name, SemaphoreKind::Mutex, |data, semaphore| {
             let before = data.marks.get(&claim.name.prefix).map(|(mark, _)| *mark);
-            if tick.step == TickStep::Forget {
-                let is_set = data.marks.remove(&claim.name.prefix).is_some();
+            if let TickStep::Forget(seen) = tick.step {
+                let is_set = before.is_some() && (seen.is_none() || seen == before);
+                if is_set {
+                    data.marks.remove(&claim.name.prefix);
+                }
                 return Marked { before, is_set, now: data.clock() };
             }
             let is_set = semaphore.is_held_by(claim) && tick.is_possible(before, claim.owner);

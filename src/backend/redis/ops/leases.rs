@@ -22,7 +22,7 @@ use super::{
 use crate::{
     backend::{
         BackOff, Change, Changes, Claim, Claimed, Connections, FoundLocks, Grant, Holders, Holding,
-        Kept, Leases, Marked, Mode, Need, Owner, ProcessId, QUEUE_ENTRY_LIFE, RENEWAL_BATCH,
+        Kept, Leases, Mark, Marked, Mode, Need, Owner, ProcessId, QUEUE_ENTRY_LIFE, RENEWAL_BATCH,
         Renewal, SearchFrom, SemaphoreKind, Tick, TickStep, in_time,
         redis::{
             keys,
@@ -136,13 +136,18 @@ impl Leases for RedisBackend {
             TickStep::Begin => "begin",
             TickStep::BeginAgain => "again",
             TickStep::Done => "done",
-            TickStep::Forget => "forget",
+            TickStep::Forget(_) => "forget",
+        };
+        let seen = match tick.step {
+            TickStep::Forget(Some(mark)) => mark_text(mark),
+            _ => String::new(),
         };
         let call = Call::new(&SCRIPTS.mark, &claim.name, &[keys::LEASE, keys::MARK])
             .owner(claim.owner)
             .arg(format!("{:016}", tick.at))
             .arg(step)
-            .arg(millis(tick.kept));
+            .arg(millis(tick.kept))
+            .arg(seen);
         let (marked, confirmation) = self.grant(&call, replies::marked).await?;
         confirmation.map(|()| marked)
     }
@@ -383,6 +388,15 @@ fn queue_entry(claim: &Claim) -> String {
     match claim.mode.need() {
         Need::Units { count, limit } => format!("{owner}:{count}:{limit}:{lease}:{label}"),
         Need::Sole => format!("{owner}:{}:0:{lease}:{label}", sole_need(claim)),
+    }
+}
+
+/// Returns the text of a mark, as the script stores it.
+fn mark_text(mark: Mark) -> String {
+    let tick = mark.tick;
+    match mark.begun_by {
+        Some(owner) => format!("{tick:016}:{owner}"),
+        None => format!("{tick:016}"),
     }
 }
 
