@@ -152,8 +152,9 @@ pub enum Edit {
     /// Writes an entry for this long. Without room for the entry, the edit is refused, and nothing
     /// changes.
     Put(Entry, Duration),
-    /// Sets the windows of an entry from now on. Changes nothing without an entry, or if the entry
-    /// has [expired](Self::Expire).
+    /// Sets the windows of a value from now on. Changes nothing without an entry, if the entry has
+    /// [expired](Self::Expire), or if the entry says that the name is
+    /// [uncacheable](super::EntryKind::Uncacheable).
     Touch {
         /// How long the entry is of use.
         windows: Windows,

@@ -196,6 +196,7 @@ rules! {
             a_touch_of_nothing_changes_nothing,
             a_touch_leaves_another_entry_as_it_is,
             a_touch_does_not_revive_an_expired_entry,
+            a_touch_leaves_an_uncacheable_entry_as_it_is,
             an_expired_entry_is_kept_for_failures,
             an_entry_without_an_error_window_expires_for_good,;
         tags:

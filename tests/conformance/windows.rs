@@ -145,6 +145,18 @@ pub async fn a_touch_does_not_revive_an_expired_entry<H: FullHarness>(h: &H) {
     assert_eq!((entry.fence, left.fresh, left.stale), (expired, Duration::ZERO, Duration::ZERO));
 }
 
+/// The entry says that loads cannot be shared. With a longer life, every load would go on alone.
+pub async fn a_touch_leaves_an_uncacheable_entry_as_it_is<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    let entry = Entry::uncacheable(Duration::ZERO).with_windows(windows());
+    let fence = edit(&here, &name("k"), &Edit::Put(entry.clone(), windows().kept())).await;
+    for seen in [0, fence] {
+        let touch = Edit::Touch { windows: Windows::fresh(3 * TTL), seen };
+        assert_eq!(edit(&there, &name("k"), &touch).await, 0, "{seen}");
+    }
+    assert_eq!(here.get(&name("k")).await.unwrap(), Some(entry.with_fence(fence)));
+}
+
 pub async fn an_expired_entry_is_kept_for_failures<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     let (late, grant, _) = put_and_loading(&here).await;

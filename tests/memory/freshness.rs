@@ -486,3 +486,20 @@ async fn an_inserted_value_has_the_windows_of_its_request() {
         assert_eq!(Origin::new(LOAD).ask_at_once(&cache).await, (7, source));
     }
 }
+
+/// The touch made the key uncacheable for an hour, and returned true. Each load in each process
+/// then went on without a lease.
+#[tokio::test(start_paused = true)]
+async fn a_touch_does_not_prolong_the_mark_of_an_uncacheable_key() {
+    let hour = Duration::from_secs(3600);
+    for has_tags in [false, true] {
+        let builder = Cache::<String>::builder(MemoryBackend::new(), "bellwether").max_value(4);
+        let builder = if has_tags { builder.tags() } else { builder };
+        let cache = builder.build().unwrap();
+        let load = |value: &str| cache.request("k").load(self::value(value.to_owned()));
+        load("too long").await.unwrap();
+        assert!(!cache.request("k").ttl(hour).touch().await.unwrap(), "tags: {has_tags}");
+        sleep(Duration::from_secs(11)).await;
+        assert_eq!(load("v").await.unwrap().source, Source::Led, "tags: {has_tags}");
+    }
+}

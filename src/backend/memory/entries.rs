@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     backend::{
-        BackOff, Change, Claim, Claimed, Committed, Countdown, Edit, Entry, Failure, Grant, Need,
-        Owner, SemaphoreKind, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
+        BackOff, Change, Claim, Claimed, Committed, Countdown, Edit, Entry, EntryKind, Failure,
+        Grant, Need, Owner, SemaphoreKind, Store, TAG_LIFE, TagEnd, TagEnds, Tap, Windows,
     },
     error::BackendError,
     key::Name,
@@ -253,7 +253,9 @@ impl Data {
             (Edit::Put(entry, ttl), _) => Some((entry.clone(), *ttl)),
             (Edit::Touch { .. }, None) => return Some(0),
             (Edit::Touch { seen, .. }, Some((entry, _)))
-                if entry.has_ended() || *seen != 0 && *seen != entry.fence =>
+                if entry.kind != EntryKind::Value
+                    || entry.has_ended()
+                    || *seen != 0 && *seen != entry.fence =>
             {
                 return Some(0);
             }

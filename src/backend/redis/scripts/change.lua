@@ -32,7 +32,8 @@ elseif what == 'touch' then
   local is_other = seen ~= '0' and tonumber(seen) ~= stored
   -- The windows that an expiry has ended do not begin anew.
   local has_expired = '^' .. ('0'):rep(20) .. '.*[^0]'
-  if not found or is_other or string.find(windows_now, has_expired) then return 0 end
+  local is_value = found and string.sub(found, 4, 4) == 'v'
+  if not is_value or is_other or string.find(windows_now, has_expired) then return 0 end
   redis.call('SETRANGE', entry, 4, text .. digits(at_us))
   redis.call('SETRANGE', entry, 52, windows)
   redis.call('PEXPIRE', entry, ttl_ms)
