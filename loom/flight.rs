@@ -211,7 +211,7 @@ fn the_leader_learns_of_a_loader_that_waits() {
     model(|| {
         let flights = flights(false);
         let (follower, leader) = begin(&flights);
-        let telling = thread::spawn(move || follower.tell_of_loader());
+        let telling = thread::spawn(move || follower.notify_of_loader());
         block_on(leader.needed_by_loader());
         telling.join().unwrap();
     });

@@ -19,7 +19,7 @@ use std::{
 use super::{
     cycle::current,
     lone::{KeyUse, KeyUses},
-    state::{Epoch, Found, Join, Landing, State, StateChange},
+    state::{AfterChange, Epoch, Found, Join, Landing, State},
     wakers::Registration,
 };
 use crate::{
@@ -252,10 +252,10 @@ impl<T> Flight<T> {
         Follower { flight: self.clone(), number, registration: None }
     }
 
-    /// Changes the state, and wakes the followers for it.
-    fn change(&self, change: impl FnOnce(&mut State<T>) -> StateChange<T>) {
-        let changed = change(&mut lock(&self.state));
-        changed.tell();
+    /// Changes the state, and wakes the followers.
+    fn change(&self, change: impl FnOnce(&mut State<T>) -> AfterChange<T>) {
+        let after = change(&mut lock(&self.state));
+        after.wake_and_drop();
     }
 }
 
@@ -305,26 +305,26 @@ impl<T> Leader<T> {
         if self.is_alone() && current().is_some() {
             return;
         }
-        self.told(|state| state.is_needed_by_loader()).await;
+        self.until(|state| state.is_needed_by_loader()).await;
     }
 
     /// Completes when no caller waits any more, and the flight is to be cancelled for that.
     pub(crate) async fn abandoned(&self) {
-        self.told(|state| state.is_abandoned()).await;
+        self.until(|state| state.is_abandoned()).await;
     }
 
     /// Completes when a follower that joined too late for the head has looked.
     pub(crate) async fn late_joiner(&self) {
-        self.told(State::take_late_joiner).await;
+        self.until(State::take_late_joiner).await;
     }
 
-    /// Completes when the followers have told this. A flight keeps one waker for its leader, so all
-    /// that a leader waits for is polled by one task.
-    async fn told(&self, is_told: impl Fn(&mut State<T>) -> bool) {
+    /// Completes when this holds of the state. A flight keeps one waker for its leader, so one task
+    /// polls everything that a leader waits for.
+    async fn until(&self, holds: impl Fn(&mut State<T>) -> bool) {
         let Some(flight) = &self.flight else { return pending().await };
         poll_fn(|cx| {
             let mut state = lock(&flight.state);
-            if is_told(&mut state) {
+            if holds(&mut state) {
                 return Poll::Ready(());
             }
             let replaced = state.register_leader(cx.waker());
@@ -350,8 +350,8 @@ impl<T> Leader<T> {
         flight.change(|state| state.admit_to_head(epoch));
     }
 
-    /// Sends those that joined too late for the head to join anew. The next caller begins a new
-    /// flight.
+    /// Lets the followers that take heads, and joined too late for the head, join anew. The next
+    /// caller begins a new flight.
     pub(crate) fn close_head(&self) {
         let Some(flight) = &self.flight else { return };
         flight.flights.remove(flight);
@@ -364,12 +364,12 @@ impl<T> Leader<T> {
         let Some(flight) = &self.flight else { return false };
         let landing = landing.map(Arc::new);
         let mut state = lock(&flight.state);
-        let changed = state.land(landing, epoch);
+        let after = state.land(landing, epoch);
         let owes_late_joiners = state.owes_late_joiners();
         drop(state);
-        // First, so that a waker that panics leaves no flight in the map.
+        // First, because the next step runs foreign code, which may panic.
         flight.flights.remove(flight);
-        changed.tell();
+        after.wake_and_drop();
         owes_late_joiners
     }
 
@@ -415,8 +415,8 @@ impl<T> Follower<T> {
         self.flight.id
     }
 
-    /// Tells the leader that a loader waits for the flight.
-    pub(crate) fn tell_of_loader(&self) {
+    /// Notifies the leader that a loader waits for the flight.
+    pub(crate) fn notify_of_loader(&self) {
         let mut state = lock(&self.flight.state);
         state.note_loader();
         let leader = state.take_leader();
@@ -448,9 +448,9 @@ impl<T: Clone> Follower<T> {
         drop(state);
         match found {
             Found::Landed(landing) => Poll::Ready(landing.map(Arc::unwrap_or_clone)),
-            Found::Waits { replaced, leader } => {
+            Found::Waits { replaced, leader_waker } => {
                 drop(replaced);
-                wake(leader);
+                wake(leader_waker);
                 Poll::Pending
             }
         }

@@ -13,14 +13,19 @@
 //!
 //! The first caller of a flight is a follower, too. The leader is the handle of the work.
 //!
-//! Callers join a flight while it is [`UnderWay`](Phase::UnderWay) or has a
-//! [head](Phase::HeadLanded). In every other phase, the next caller begins a new flight.
+//! Callers join a flight in the phases [`UnderWay`](Phase::UnderWay) and
+//! [`HeadLanded`](Phase::HeadLanded). In every other phase, the next caller begins a new flight.
 //!
-//! Everything here stands under the one lock of the flight. Of foreign code, only the clones of
-//! wakers run under that lock. Wakers are returned, to be woken and dropped without the lock.
-//! Outcomes are shared by an `Arc`, so that a caller clones the outcome after the lock.
+//! One lock protects the whole state. Under the lock, the only foreign code that runs is the clone
+//! of a waker. The methods return wakers, which the caller wakes and drops after it has released
+//! the lock. Outcomes are in an `Arc`, so that a follower clones its outcome without the lock.
 
-use std::{mem::replace, sync::Arc, task::Waker};
+use std::{
+    mem::replace,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::Waker,
+};
 
 use super::wakers::{Registration, Wakers};
 
@@ -28,17 +33,18 @@ pub(super) struct State<T> {
     phase: Phase<T>,
     /// How many callers have joined.
     joined: u64,
-    /// How many of them have not left.
+    /// How many callers have joined and not left.
     present: u64,
     /// The flight goes on without callers.
     goes_on: bool,
     /// A loader waits for this flight, or has waited for it.
     is_needed_by_loader: bool,
-    /// A follower that joined too late for the head has looked since the leader last took this.
+    /// Since the leader last [took this flag](State::take_late_joiner), a follower has looked that
+    /// joined too late for the head.
     has_late_joiner: bool,
-    /// The task of the leader, if the leader has waited for news of the followers.
-    leader: Option<Waker>,
-    followers: Wakers,
+    /// Wakes the task of the leader, which waits for news of the followers.
+    leader_waker: Option<Waker>,
+    follower_wakers: Wakers,
 }
 
 enum Phase<T> {
@@ -46,28 +52,30 @@ enum Phase<T> {
     UnderWay,
     /// The work runs, and some followers have a head.
     HeadLanded(FlightHead<T>),
-    /// The work runs. A follower that takes a head and joined too late for this one joins anew.
+    /// The work runs. A follower that takes heads, and joined too late for this head, joins anew.
     HeadClosed(FlightHead<T>),
     Landed(Landed<T>),
     /// The last caller left before there was an outcome, and the work is to be cancelled.
     Abandoned,
 }
 
-/// An outcome for the followers that take a head and joined before `admitted`.
+/// An outcome for the followers that take heads and joined before `epoch`.
 struct FlightHead<T> {
     outcome: Arc<T>,
-    admitted: Epoch,
+    epoch: Epoch,
 }
 
 /// The end of the work.
 struct Landed<T> {
-    /// A follower that the head admits, and that was not polled before the landing, still gets the
-    /// head.
+    /// For the followers that the head admits. They get the head also if they are first polled
+    /// after the landing.
     head: Option<FlightHead<T>>,
-    /// For the followers that joined before `epoch`, but those with the head.
-    landing: Landing<Arc<T>>,
+    /// For the followers that joined before `epoch`, except the followers that get the head. `None`
+    /// once the last follower has moved the landing out.
+    landing: Option<Landing<Arc<T>>>,
     epoch: Epoch,
-    /// For the followers that joined later. `None` while the leader still owes them an end.
+    /// For the followers that joined later. `None` until the leader [lands](State::land_late) for
+    /// these followers.
     late: Option<Landing<Arc<T>>>,
 }
 
@@ -95,16 +103,17 @@ impl<T> Landing<T> {
     }
 }
 
-/// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
+/// A moment in a flight. An outcome of this moment may go to the callers that joined before the
+/// moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Epoch {
     pub(super) joined: u64,
 }
 
 impl Epoch {
-    /// The epoch that only the first caller joined before, which leads.
+    /// The moment after the first caller, which leads, has joined.
     pub(crate) const LEADER: Self = Self { joined: 1 };
-    /// The epoch that every caller joined before.
+    /// The moment after the last caller has joined.
     pub(crate) const END: Self = Self { joined: u64::MAX };
 
     fn admits(self, number: u64) -> bool {
@@ -126,37 +135,35 @@ pub(super) enum Join {
 pub(super) enum Found<T> {
     Landed(Landing<Arc<T>>),
     Waits {
-        /// The last waker of the follower, to be dropped without the lock.
+        /// The previous waker of the follower, to be dropped without the lock.
         replaced: Option<Waker>,
-        /// The task of the leader, to be woken.
-        leader: Option<Waker>,
+        /// The waker of the leader, to be woken without the lock.
+        leader_waker: Option<Waker>,
     },
 }
 
-/// A change of the state, to be [told](Self::tell) without the lock. What the change has replaced
-/// is dropped there, because the drop of an outcome may run the code of a user.
+/// What is left to do after a change of the state, [without the lock](Self::wake_and_drop).
 #[must_use]
-pub(super) struct StateChange<T> {
+pub(super) struct AfterChange<T> {
     followers: Vec<Option<Waker>>,
-    before: Option<Phase<T>>,
+    /// An outcome that no follower gets. Its drop may run the code of a user.
     unused: Option<Arc<T>>,
 }
 
-impl<T> Default for StateChange<T> {
-    fn default() -> Self {
-        Self { followers: Vec::new(), before: None, unused: None }
-    }
-}
+impl<T> AfterChange<T> {
+    const NOTHING: Self = Self { followers: Vec::new(), unused: None };
 
-impl<T> StateChange<T> {
+    fn unused(outcome: Option<Arc<T>>) -> Self {
+        Self { unused: outcome, ..Self::NOTHING }
+    }
+
     /// Wakes all followers, in the order of their slots.
-    pub(super) fn tell(self) {
-        let Self { followers, before, unused } = self;
-        for waker in followers.into_iter().flatten() {
-            waker.wake();
+    pub(super) fn wake_and_drop(self) {
+        for waker in self.followers.into_iter().flatten() {
+            // A waker that panics must not keep the other followers asleep.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
-        drop(before);
-        drop(unused);
+        drop(self.unused);
     }
 }
 
@@ -170,8 +177,8 @@ impl<T> State<T> {
             goes_on: false,
             is_needed_by_loader: false,
             has_late_joiner: false,
-            leader: None,
-            followers: Wakers::default(),
+            leader_waker: None,
+            follower_wakers: Wakers::default(),
         }
     }
 
@@ -188,8 +195,8 @@ impl<T> State<T> {
         Join::Joined(number)
     }
 
-    /// Begins an epoch. An answer to a question that is asked from now on may go to the callers
-    /// that have joined so far.
+    /// Returns the present epoch. If the leader asks the backend after this call, the answer may go
+    /// to the callers that have joined so far.
     pub(super) fn epoch(&self) -> Epoch {
         Epoch { joined: self.joined }
     }
@@ -205,32 +212,31 @@ impl<T> State<T> {
         if let Some(landing) = self.landing_for(number, takes_head) {
             return Found::Landed(landing);
         }
-        let replaced = self.followers.register(registration, waker);
-        let mut leader = None;
+        let replaced = self.follower_wakers.register(registration, waker);
+        let mut leader_waker = None;
         if takes_head && matches!(self.phase, Phase::HeadLanded(_)) {
             self.has_late_joiner = true;
-            leader = self.leader.take();
+            leader_waker = self.leader_waker.take();
         }
-        Found::Waits { replaced, leader }
+        Found::Waits { replaced, leader_waker }
     }
 
     fn landing_for(&mut self, number: u64, takes_head: bool) -> Option<Landing<Arc<T>>> {
         if takes_head
             && let Some(head) = self.head()
-            && head.admitted.admits(number)
+            && head.epoch.admits(number)
         {
             return Some(Landing::Outcome(head.outcome.clone()));
         }
         match &mut self.phase {
             Phase::UnderWay | Phase::HeadLanded(_) | Phase::Abandoned => None,
-            Phase::HeadClosed(_) => takes_head.then_some(Landing::JoinAnew),
+            Phase::HeadClosed(_) if takes_head => Some(Landing::JoinAnew),
+            Phase::HeadClosed(_) => None,
             Phase::Landed(landed) if !landed.epoch.admits(number) => landed.late.clone(),
-            // No other caller is there, and none comes. This caller takes the only `Arc`, so it can
-            // move the outcome out.
-            Phase::Landed(landed) if self.present == 1 => {
-                Some(replace(&mut landed.landing, Landing::JoinAnew))
-            }
-            Phase::Landed(landed) => Some(landed.landing.clone()),
+            // No other caller is in the flight, and no caller can join. So this caller takes the
+            // only `Arc`, and moves the outcome out.
+            Phase::Landed(landed) if self.present == 1 => landed.landing.take(),
+            Phase::Landed(landed) => landed.landing.clone(),
         }
     }
 
@@ -242,70 +248,73 @@ impl<T> State<T> {
         }
     }
 
-    /// Lands the head, for the followers that take a head and joined before the epoch. The first
-    /// head stays.
-    pub(super) fn land_head(&mut self, outcome: Arc<T>, epoch: Epoch) -> StateChange<T> {
+    /// Lands the head, for the followers that take heads and joined before the epoch. A flight
+    /// keeps its first head.
+    pub(super) fn land_head(&mut self, outcome: Arc<T>, epoch: Epoch) -> AfterChange<T> {
         if !matches!(self.phase, Phase::UnderWay) {
-            return StateChange { unused: Some(outcome), ..StateChange::default() };
+            return AfterChange::unused(Some(outcome));
         }
-        self.phase = Phase::HeadLanded(FlightHead { outcome, admitted: epoch });
-        self.woken()
+        self.phase = Phase::HeadLanded(FlightHead { outcome, epoch });
+        self.take_followers()
     }
 
-    /// Admits the followers to the head that joined before the epoch.
-    pub(super) fn admit_to_head(&mut self, epoch: Epoch) -> StateChange<T> {
-        let Phase::HeadLanded(head) = &mut self.phase else { return StateChange::default() };
-        head.admitted = epoch.max(head.admitted);
-        // Each follower wakes. One that is not admitted looks again, and sets this again.
+    /// Moves the epoch of the head. A follower that joined before `epoch` now gets the head.
+    pub(super) fn admit_to_head(&mut self, epoch: Epoch) -> AfterChange<T> {
+        let Phase::HeadLanded(head) = &mut self.phase else { return AfterChange::NOTHING };
+        head.epoch = epoch.max(head.epoch);
+        // Each follower wakes. A follower that joined too late looks again, and sets this again.
         self.has_late_joiner = false;
-        self.woken()
+        self.take_followers()
     }
 
-    /// Sends the followers on that joined too late for the head.
-    pub(super) fn close_head(&mut self) -> StateChange<T> {
+    /// Closes the head. A follower that takes heads, and joined too late, now joins anew.
+    pub(super) fn close_head(&mut self) -> AfterChange<T> {
+        // `UnderWay` stands in for the phase only while the phase is moved.
         match replace(&mut self.phase, Phase::UnderWay) {
             Phase::HeadLanded(head) => {
                 self.phase = Phase::HeadClosed(head);
-                self.woken()
+                self.take_followers()
             }
             other => {
                 self.phase = other;
-                StateChange::default()
+                AfterChange::NOTHING
             }
         }
     }
 
-    /// Lands for the followers that joined before the epoch.
-    pub(super) fn land(&mut self, landing: Landing<Arc<T>>, epoch: Epoch) -> StateChange<T> {
+    /// Lands for the followers that joined before the epoch. A flight lands once.
+    pub(super) fn land(&mut self, landing: Landing<Arc<T>>, epoch: Epoch) -> AfterChange<T> {
         #[cfg(bellwether_sim)]
         let epoch = if crate::sim::is_planted("no-epochs") { self.epoch() } else { epoch };
-        let mut landed = Landed { head: None, landing, epoch, late: None };
-        let mut before = None;
+        let mut head = None;
+        let mut late = None;
+        // `UnderWay` stands in for the phase only while the phase is moved.
         match replace(&mut self.phase, Phase::UnderWay) {
-            Phase::HeadLanded(head) => landed.head = Some(head),
-            Phase::HeadClosed(head) => {
-                landed.head = Some(head);
-                landed.late = Some(Landing::JoinAnew);
+            Phase::HeadLanded(landed) => head = Some(landed),
+            Phase::HeadClosed(landed) => {
+                head = Some(landed);
+                late = Some(Landing::JoinAnew);
             }
-            phase => before = Some(phase),
+            Phase::UnderWay | Phase::Abandoned | Phase::Landed(_) => {}
         }
-        self.phase = Phase::Landed(landed);
-        StateChange { before, ..self.woken() }
+        self.phase = Phase::Landed(Landed { head, landing: Some(landing), epoch, late });
+        self.take_followers()
     }
 
     /// Lands for the followers that joined too late for [`land`](Self::land).
-    pub(super) fn land_late(&mut self, landing: Landing<Arc<T>>) -> StateChange<T> {
+    pub(super) fn land_late(&mut self, landing: Landing<Arc<T>>) -> AfterChange<T> {
         match &mut self.phase {
             Phase::Landed(landed) if landed.late.is_none() => {
                 landed.late = Some(landing);
-                self.woken()
+                self.take_followers()
             }
-            _ => StateChange { unused: landing.outcome(), ..StateChange::default() },
+            _ => AfterChange::unused(landing.outcome()),
         }
     }
 
-    fn woken(&mut self) -> StateChange<T> {
-        StateChange { followers: self.followers.take(), ..StateChange::default() }
+    /// Takes the wakers of all followers, to be woken without the lock.
+    fn take_followers(&mut self) -> AfterChange<T> {
+        AfterChange { followers: self.follower_wakers.take(), ..AfterChange::NOTHING }
     }
 
     /// Returns whether the flight has landed, and followers have joined too late for the landing.
@@ -325,17 +334,17 @@ impl<T> State<T> {
     /// `None` if the last follower has moved the outcome out.
     pub(super) fn outcome(&self) -> Option<Arc<T>> {
         let Phase::Landed(landed) = &self.phase else { return None };
-        landed.landing.clone().outcome()
+        landed.landing.clone()?.outcome()
     }
 
     /// Lets a follower leave. Returns its waker, to be dropped without the lock.
     pub(super) fn leave(&mut self, registration: Option<Registration>) -> Option<Waker> {
         self.present -= 1;
-        self.followers.leave(registration?)
+        self.follower_wakers.leave(registration?)
     }
 
-    /// Abandons the flight if no caller is left that wants it. A flight with a head or a landing is
-    /// wanted by the callers that it served. Returns whether the flight is abandoned now.
+    /// Abandons the flight if no caller is left. A flight with a head goes on, because the callers
+    /// that have the head need the rest. Returns whether the flight is abandoned now.
     pub(super) fn abandon(&mut self) -> bool {
         let is_unwanted =
             self.present == 0 && !self.goes_on && matches!(self.phase, Phase::UnderWay);
@@ -368,17 +377,17 @@ impl<T> State<T> {
         replace(&mut self.has_late_joiner, false)
     }
 
-    /// Registers the task of the leader, which waits for news of the followers. Returns the last
-    /// waker, to be dropped without the lock.
+    /// Registers the task of the leader, which waits for news of the followers. Returns the
+    /// previous waker, to be dropped without the lock.
     pub(super) fn register_leader(&mut self, waker: &Waker) -> Option<Waker> {
-        match &mut self.leader {
-            Some(last) if last.will_wake(waker) => None,
-            leader => leader.replace(waker.clone()),
+        match &mut self.leader_waker {
+            Some(previous) if previous.will_wake(waker) => None,
+            leader_waker => leader_waker.replace(waker.clone()),
         }
     }
 
-    /// Takes the waker of the leader, to be woken.
+    /// Takes the waker of the leader, to be woken without the lock.
     pub(super) fn take_leader(&mut self) -> Option<Waker> {
-        self.leader.take()
+        self.leader_waker.take()
     }
 }
