@@ -116,7 +116,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// After that time the caller is served the old value, as
     /// [`Source::Stale`](super::Source::Stale). The load goes on to its own
-    /// [limit](Self::load_limit), even if no caller waits any more.
+    /// [limit](Self::load_limit), even if no caller waits any more. The limit is for the wait for a
+    /// load: if the backend does not answer a read, the caller also waits for the end of the read.
     pub fn serve_stale_after(mut self, limit: Duration) -> Self {
         self.options_mut().serve_stale_after = Some(limit);
         self

@@ -170,7 +170,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         with_gaps_filled(answers, join_all(single_reads).await)
     }
 
-    /// Stores many values, each as [`insert`](Self::insert) does, in few round trips.
+    /// Stores many values, each as [`insert`](Self::insert) does, in few round trips. Give each key
+    /// once: of two values for one key, either may be the one that stays.
     ///
     /// # Errors
     ///

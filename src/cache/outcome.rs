@@ -97,7 +97,8 @@ pub enum Source {
     /// - the cache was shut down.
     ///
     /// A caller that came after the load had begun also gets this source, if the backend did not
-    /// answer the commit or the read after it.
+    /// answer the commit or the read after it. Over HTTP, a caller that joins such a load while the
+    /// body of its response is on its way gets [`Followed`](Self::Followed).
     ///
     /// The value may come from a load that was under way in this process when the caller asked, or
     /// from an earlier load. So the value may be older than an invalidation by another process, of

@@ -43,7 +43,7 @@ use crate::{
 /// assert_eq!(request.load(load).await?.value, 16);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[must_use = "a request does nothing until it is loaded"]
+#[must_use = "a request does nothing until `load` or another of its methods is called"]
 pub struct Request<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
@@ -60,8 +60,8 @@ struct Touchable<V> {
     value: Option<V>,
 }
 
-/// How often a touch tries again, because another write has replaced the entry since the read.
-const TOUCHES: u32 = 4;
+/// How many times a touch reads and edits the entry, if other writes replace the entry in between.
+const TOUCH_TRIES: u32 = 4;
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Returns the value of the key and its source, as
@@ -83,7 +83,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        // The future of an async function would hold a second copy of its arguments.
+        // Not an async function, because its future would hold a second copy of the arguments.
         let core = self.core.clone();
         let outcome = self.fly(move |lead| loader::of_user(loader(lead)));
         outcome.map(move |outcome| value_of(outcome, &core.counters))
@@ -113,8 +113,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// if it may be served.
     ///
     /// No value of a load that began before this call is stored, in the whole fleet. If another
-    /// load begins during this call, its value is returned, and this loader may not run. So many
-    /// refreshes at once cost few loads. If the load fails, the old value stays.
+    /// load begins during this call, this call may return the value of that load, and perhaps does
+    /// not run this loader. When several callers refresh at the same moment, few loads run. A later
+    /// refresh ends a load that is under way and loads again. If the load fails, the old value
+    /// stays.
     ///
     /// # Errors
     ///
@@ -141,12 +143,19 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// Starts the windows of the stored value anew, with the settings of this request. Use it when
-    /// you know that the value is still true. A [negative](super::Builder::negative_ttl) value
-    /// keeps its own time to live, unless this request sets a [`ttl`](Self::ttl). The value of a
-    /// load that is under way is not stored.
+    /// you know that the value is still true. The value of a load that is under way is not stored.
     ///
-    /// Returns false if there is no value, or if the value was [expired](super::Cache::expire). An
-    /// expired value is not revived, because the caller may not know of the expiry.
+    /// A [negative](super::Builder::negative_ttl) value keeps its own time to live, unless this
+    /// request sets a [`ttl`](Self::ttl).
+    ///
+    /// Returns false if no windows have begun anew:
+    ///
+    /// - There is no value, or the key is remembered as uncacheable.
+    /// - The value was [expired](super::Cache::expire). An expired value is not revived, because
+    ///   the caller may not know of the expiry.
+    /// - The cache has a [`negative_ttl`](super::Builder::negative_ttl), and cannot decode the
+    ///   value.
+    /// - During this call, other writes replaced the value four times.
     ///
     /// # Errors
     ///
@@ -159,16 +168,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn touch(self) -> Result<bool, Error> {
         let Self { core, key, options } = &self;
         let name = core.name(key)?;
-        // The copies of this process go even if there is nothing to touch.
+        // The copies of this process are dropped even if there is nothing to touch: a copy of an
+        // entry that is gone must not be served after this call.
         let _changed = core.changing(key);
-        for _ in 0..TOUCHES {
+        for _ in 0..TOUCH_TRIES {
             let Some(Touchable { seen, value }) = self.look_to_touch(&name).await? else {
                 return Ok(false);
             };
             let windows = core.windows(options, value.as_ref(), &options.keeping());
             let touched = core.edit(key, &name, &Edit::Touch { windows, seen }).await?;
-            // If nothing was touched, another entry may be stored by now. It is read again, because
-            // it may have other windows.
+            // If nothing was touched, the entry was replaced since the read. The new entry is read
+            // too, because its windows may be different.
             if touched > 0 || seen == 0 {
                 return Ok(touched > 0);
             }
@@ -176,7 +186,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Ok(false)
     }
 
-    /// Returns the stored value, or a load under the lease of the key.
+    /// Returns the stored value, or a load under the lease of the key, or both. Returns
+    /// [`Alone`](Begun::Alone) if the caller is to load without a lease.
     ///
     /// Use this to load by something else than a closure, such as by a stream that other code
     /// reads. Two calls of `begin` in one process meet at the lease as two processes do: the second
@@ -213,9 +224,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Reads the entry that a touch would change, if the touch depends on the entry. Returns `None`
     /// if there is nothing to touch.
     ///
-    /// A touch depends on the entry in three cases: one of its tags may be invalidated, and the
-    /// backend would forget that before the new windows end; a value that means "not found" has its
-    /// own time to live; an entry from before an outage may count as old.
+    /// A touch depends on the entry in three cases:
+    ///
+    /// - The entry has tags. The new windows may end after the backend has forgotten that a tag was
+    ///   invalidated.
+    /// - The value means "not found", and so has its own time to live.
+    /// - The entry is from before an outage, and may count as old.
     async fn look_to_touch(&self, name: &Name) -> Result<Option<Touchable<V>>, Error> {
         let Self { core, key, .. } = self;
         if !core.local.tags.is_on
@@ -228,11 +242,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let mut stored = core.in_time(core.backend.store.get(name)).await;
         core.judge(key, &mut stored).await;
         let Some(mut entry) = stored? else { return Ok(None) };
-        if entry.has_ended() || core.backend.writes.is_old(name, &entry) {
+        if entry.kind != EntryKind::Value
+            || entry.has_ended()
+            || core.backend.writes.is_old(name, &entry)
+        {
             return Ok(None);
         }
         let seen = entry.fence;
-        if core.format.is_negative.is_none() || entry.kind != EntryKind::Value {
+        if core.format.is_negative.is_none() {
             return Ok(Some(Touchable { seen, value: None }));
         }
         let value = core.decoded(name, &mut entry);
@@ -240,9 +257,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     async fn refresh_by(mut self, work: Work<V>) -> Outcome<V> {
-        // The entry is read even if it is fresh, because this load replaces it.
         let rules = &mut self.options_mut().rules;
         rules.replaces = true;
+        // The age says for how long the old value may stand in for a failed load.
         rules.aged = true;
         let Self { core, key, options } = self;
         if core.loads.begun.is_closed() {
@@ -250,25 +267,25 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         }
         // The fence of this command is greater than the fences of all loads that have begun, so
         // none of their values is stored.
-        let burnt = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
+        let superseded_at = core.edit(&key, &core.name(&key)?, &Edit::Supersede).await?;
         // A shutdown that begins from here on waits for the load.
         let begun = core.loads.begun.token();
         if core.loads.begun.is_closed() {
             return Err(Error::shut_down());
         }
-        let run = Run::alone(&core, &key, options, RunStart::Supersede(burnt))?;
+        let run = Run::alone(&core, &key, options, RunStart::Supersede(superseded_at))?;
         let load = run.load(work).in_current_span();
         // If a loader asks for this refresh, the refresh is a part of that loader's flight.
         let load = match flight::current() {
             Some(number) => core.loads.begun.spawn(flight::within(number, load)),
             None => core.loads.begun.spawn(load),
         };
-        // A shutdown must not wait for this caller, because nothing may poll it any more.
+        // A shutdown must not wait for this caller, because perhaps nothing polls it any more.
         drop(begun);
         load.await.unwrap_or_else(|_| Err(cut_off()))
     }
 
-    /// Does what [`load`](Self::load) does, for work that may have an answer for its caller alone.
+    /// Does what [`load`](Self::load) does. The answer of the work may be for its caller alone.
     pub(crate) fn fly<F, Fut>(self, work: F) -> impl Future<Output = Outcome<V>> + Send + 'static
     where
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
@@ -282,11 +299,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             }
             let takes_heads = options.sharing.takes_heads;
             let patience = Patience::new(&options);
-            // Only what the caller needs lives across a wait, so that its future is small.
+            // A value that lives across an `await` makes the future of every caller larger.
             let mut looked = None;
-            if let Some(key_use) = begin_lone_look(&core, &key, &options) {
+            if let Some(key_use) = lone_key_use(&core, &key, &options) {
                 // The box keeps the future of a caller that waits small.
-                match Box::pin(look_alone(&core, &key, &options, key_use)).await? {
+                match Box::pin(lone_look(&core, &key, &options, key_use)).await? {
                     LoneLook::Served(outcome) => return outcome,
                     LoneLook::Refreshes(outcome, refresh) => {
                         refresh.begin(work.take().map(loader::boxed));
@@ -301,8 +318,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let Some(mut caller) = joined? else { break };
                 let landing =
                     wait(patience.as_deref(), &core, &key, &mut caller, takes_heads).await;
-                if let Landing::Outcome(end) = landing {
-                    return for_caller(end, caller.leads);
+                match landing {
+                    Landing::Outcome(end) => return for_caller(end, caller.leads),
+                    // The task that led is gone, and with it the work and the options of this
+                    // caller.
+                    Landing::JoinAnew if caller.leads => return Err(cut_off()),
+                    Landing::JoinAnew => {}
                 }
             }
             // The cache is shut down, or this caller is a loader and the flight of the key waits
@@ -317,9 +338,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Begins a lone look, if no other caller asks for the key. A call for many keys has read its keys
-/// already.
-fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<KeyUse> {
+/// Begins the use of a key for a lone look, if no other caller asks for the key. Returns `None` for
+/// a key that a call for many keys has read already.
+fn lone_key_use<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<KeyUse> {
     let has_looked = options.batch.as_ref().is_some_and(|member| member.missed.is_some());
     if has_looked {
         return None;
@@ -329,8 +350,8 @@ fn begin_lone_look<V>(core: &Core<V>, key: &Key, options: &Options) -> Option<Ke
 
 /// The settings of a request, in place of the settings of its cache.
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Sets how long the value is fresh, if this caller loads it. Zero means at most 1 ms. To store
-    /// nothing, use [`Lead::do_not_store`](crate::cache::Lead::do_not_store).
+    /// Sets how long the value is fresh, if this caller loads, inserts or touches it. Zero means at
+    /// most 1 ms. To store nothing, use [`Lead::do_not_store`](crate::cache::Lead::do_not_store).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         let options = self.options_mut();
         options.windows.fresh = ttl;
@@ -366,7 +387,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Sets how long to wait for the load of another process, if this caller leads the flight.
+    /// Sets how long this caller waits for the load of another process, and for a permit to load.
+    /// A caller that follows a flight waits as long as the caller that leads.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options_mut().wait_limit = limit;
         self
@@ -395,8 +417,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// joins no load of callers that accept older values. While the backend is away, the value is
     /// loaded anew. Callers with the same fence share a load.
     ///
-    /// Fences follow the clock of the server. After that clock went back, a copy with a greater
-    /// fence may be older, and is served for up to its
+    /// Fences follow the clock of the server. If that clock goes back, a copy with a greater fence
+    /// can be older than the written value. Such a copy is served for up to its
     /// [`max_age`](crate::cache::LocalTier::max_age).
     pub fn not_older_than(mut self, fence: u64) -> Self {
         self.options_mut().rules.least_fence = fence;
@@ -409,7 +431,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 }
 
 /// Reads the entry for a caller whose key no other caller asks for.
-async fn look_alone<V: Clone + Send + Sync + 'static>(
+async fn lone_look<V: Clone + Send + Sync + 'static>(
     core: &Arc<Core<V>>,
     key: &Key,
     options: &Arc<Options>,
@@ -419,11 +441,11 @@ async fn look_alone<V: Clone + Send + Sync + 'static>(
     Ok(run.look_alone(key_use).await)
 }
 
-/// A caller in a flight.
+/// A caller that has joined a flight.
 struct InFlight<V> {
     follower: Follower<Outcome<V>>,
     leads: bool,
-    /// The edge in the graph of waits, if the caller is a loader.
+    /// The wait of the caller in the graph of waits, if the caller is a loader.
     _edge: Option<Edge>,
 }
 
@@ -432,7 +454,7 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
     /// Returns `None` if the caller is to load alone: the cache is shut down, or the caller is a
     /// loader that would wait for itself.
     ///
-    /// A function of its own, because the future of an async function would hold all of this.
+    /// A plain function, so that the future of the caller does not hold these variables.
     fn join<F, Fut>(
         core: &Arc<Core<V>>,
         key: &Key,
@@ -450,13 +472,14 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
                 Err(Refused::Closed) => return Ok(None),
                 Err(full) => return Err(overloaded(full)),
             };
-        let Ok(edge) = nest(flight::current(), &follower) else { return Ok(None) };
+        let Ok(edge) = add_wait(flight::current(), &follower) else { return Ok(None) };
         let leads = leader.is_some();
         match leader {
             Some(leader) => {
-                // If the key is invalid, `Run::new` fails, and the followers join anew and get the
-                // same error. A key of a batch is decided when its run ends.
+                // The run takes the options, because a key of a batch is decided when its run ends,
+                // and not when its caller is polled. This caller needs its options no more.
                 let options = mem::replace(options, core.settings.options.clone());
+                // Fails if the key is invalid. The followers join anew, and get the same error.
                 let run = Run::new(core, key, options, leader, RunStart::Look)?;
                 let work = work.take().ok_or_else(cut_off)?;
                 tokio::spawn(run.run(loader::boxed(work), looked));
@@ -467,7 +490,7 @@ impl<V: Clone + Send + Sync + 'static> InFlight<V> {
     }
 }
 
-/// How long a caller waits for a load while there is an old value.
+/// How long a caller waits for a load, if an old value may be served after that time.
 struct Patience {
     until: Instant,
     /// Which stored values the caller accepts after that time.
@@ -475,7 +498,8 @@ struct Patience {
 }
 
 impl Patience {
-    /// Returns `None` for most callers, so the limit has a box.
+    /// Returns `None` for a request without such a limit. The box keeps the future of its caller
+    /// small.
     fn new(options: &Options) -> Option<Box<Self>> {
         let limit = options.serve_stale_after?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
@@ -539,15 +563,15 @@ async fn wait_until<V: Clone + Send + Sync + 'static>(
     Landing::Outcome(Ok(FlightResult::Loaded(old)))
 }
 
-/// If a loader waits for a flight, adds the wait to the graph of waits, and notifies the flight.
-/// Fails if the loader and the flight would wait for each other.
-fn nest<T>(loader: Option<u64>, follower: &Follower<T>) -> Result<Option<Edge>, ()> {
+/// If the caller is a loader, adds its wait for a flight to the graph of waits, and notifies the
+/// leader of that flight. Fails if the loader and the flight would wait for each other.
+fn add_wait<T>(loader: Option<u64>, follower: &Follower<T>) -> Result<Option<Edge>, ()> {
     let Some(from) = loader else { return Ok(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
         return Err(());
     };
-    follower.tell_of_loader();
+    follower.notify_of_loader();
     Ok(Some(edge))
 }
 

@@ -47,10 +47,10 @@ pub(super) struct OwnWindows {
 }
 
 impl Options {
-    /// Returns how long an inserted value is kept.
+    /// Returns how long a value that is inserted or touched is kept.
     ///
-    /// The stale windows of a request also say what stale values the request accepts. So they set
-    /// how long a value is kept only if the request sets a time to live, too.
+    /// The stale windows of a request also say which stale values the request accepts. So if the
+    /// request sets no time to live, its stale windows do not set how long the value is kept.
     pub(super) fn keeping(&self) -> Keeping {
         if self.own.fresh.is_none() {
             return Keeping::default();

@@ -39,6 +39,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// returned, no caller is served an older value. Returns a fence that is smaller than the fence
     /// of each newer value.
     ///
+    /// A loader that is running goes on, and its caller gets the value. A caller that joined after
+    /// that loader had begun gets a newer value, or loads again.
+    ///
     /// Another process with a [local tier](super::Builder::local) may serve its copy until the
     /// bound of the tier. [`settled`](Self::settled) waits for that long.
     ///
@@ -99,9 +102,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Removes all values that have a tag, with one command, whatever the number of values.
     ///
     /// After this call has returned, no caller in the fleet is served a value that was read before
-    /// the call. Callers that already waited for a load still get the value of that load. Local
-    /// tiers have the bound that [`invalidate`](Self::invalidate) describes. While the backend is
-    /// away, the limits of [`Degraded`](super::Source::Degraded) hold.
+    /// the call. Callers that wait for a load, and local tiers, are served as
+    /// [`invalidate`](Self::invalidate) describes. While the backend is away, the limits of
+    /// [`Degraded`](super::Source::Degraded) hold.
     ///
     /// No entry is deleted: the entries only count as removed, until they expire or are replaced. A
     /// value that was read from the origin before this call, and is [inserted](Self::insert) after

@@ -207,6 +207,43 @@ async fn a_shutdown_waits_for_no_call_that_is_about_to_begin_a_load() {
     assert!(matches!(other.request("k").begin().await.unwrap(), Begun::Load(_)));
 }
 
+/// The same for the refresh of a stale value. The value is served.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_is_about_to_begin_at_a_shutdown_does_not_begin() {
+    let faulty = Faulty::new(|_| None);
+    let builder = Cache::<u64>::builder(faulty.clone(), "bellwether").ttl(TTL);
+    let cache = builder.stale_while_revalidate(WINDOW).build().unwrap();
+    load(&cache).await.commit(7).await;
+    sleep(TTL).await;
+    faulty.plan(|op| (op == Op::Claim).then_some(Fault::Late(100 * MS)));
+    let mut beginning = std::pin::pin!(cache.request("k").begin());
+    for _ in 0..5 {
+        assert!(beginning.as_mut().now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
+    cache.shutdown(SECOND).await;
+    let begun = beginning.await.unwrap();
+    assert!(matches!(&begun, Begun::Stale(old, None) if old.value == 7), "{begun:?}");
+    assert_eq!(cache.stats().refreshes, 0);
+}
+
+/// The lease is granted, and the question for the tags is under way, when the shutdown begins. The
+/// shutdown waits for the end of that load, so that its lease is released before the process ends.
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_a_load_that_asks_for_its_tags() {
+    let faulty = Faulty::new(|op| (op == Op::TagNumber).then_some(Fault::Late(100 * MS)));
+    let cache: Cache<u64> = Cache::builder(faulty, "bellwether").tags().build().unwrap();
+    let beginner = cache.clone();
+    let beginning = spawn(async move { beginner.request("k").begin().await });
+    sleep(50 * MS).await;
+    let begun = Instant::now();
+    cache.shutdown(SECOND).await;
+    assert!((50 * MS..SECOND).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!(beginning.is_finished());
+    let alone = beginning.await.unwrap().unwrap();
+    assert!(matches!(alone, Begun::Alone), "{alone:?}");
+}
+
 /// The first of the calls that find a stale value claims its lease. It is refused.
 #[tokio::test(start_paused = true)]
 async fn stale_calls_claim_once() {

@@ -329,3 +329,28 @@ async fn the_log_tells_of_the_begin_and_the_end_and_of_what_is_lost() {
     sleep(REPEATED).await;
     assert_eq!(lines.with("its deferred writes are lost").len(), 1);
 }
+
+/// A read for two keys waits for the deferred write of one of them. Meanwhile a write to the other
+/// key fails, which is repeated after the read. What the read has found is older than that write.
+#[tokio::test(start_paused = true)]
+async fn a_read_that_waits_for_a_repeat_remembers_nothing_from_before_a_write() {
+    let scene = Scene::with(|builder| builder);
+    for key in ["k", "other"] {
+        scene.other.insert(key, &1).await.unwrap();
+    }
+    scene.leave(Fault::Refuse);
+    assert!(scene.cache.invalidate("other").await.unwrap_err().is_deferred());
+    scene.faulty.plan(|op| (op == Op::Edit).then_some(Fault::Late(50 * MS)));
+    let reader = scene.cache.clone();
+    let read = spawn(async move { reader.get_many(["k", "other"]).await });
+    sleep(10 * MS).await;
+    scene.faulty.plan(|op| (op == Op::Edit).then_some(Fault::Refuse));
+    assert!(scene.cache.invalidate("k").await.unwrap_err().is_deferred());
+    scene.faulty.plan(|op| (op == Op::Edit).then_some(Fault::Late(50 * MS)));
+    let read = read.await.unwrap();
+    assert_eq!(*read[0].as_ref().unwrap(), Some(1), "the read came too late");
+    sleep(REPEATED).await;
+    assert_eq!(scene.cache.stats().deferred_writes, 0);
+    scene.leave(Fault::Refuse);
+    assert_eq!(scene.ask(2).await, (2, Source::Degraded));
+}

@@ -167,15 +167,22 @@ async fn an_outage_is_told_at_its_begin_each_minute_and_at_its_end() {
 #[tokio::test(start_paused = true)]
 async fn a_life_shorter_than_the_load_is_advised_against_once() {
     let (lines, _collecting) = collect();
-    for (namespace, ttl, advised) in [("short-lived", 10 * MS, 1), ("long-lived", 90 * MS, 0)] {
+    let short = 10 * MS;
+    for (namespace, ttl, advised) in
+        [("short-lived", short, 1), ("not-stored", short, 0), ("long-lived", 90 * MS, 0)]
+    {
+        let is_stored = namespace != "not-stored";
         let builder = Cache::builder(MemoryBackend::new(), namespace).ttl(ttl);
         let cache: Cache<u32> = builder.build().unwrap();
         for key in ["k", "l"] {
-            let load = async || {
+            let load = move |lead: Lead<u32>| async move {
                 sleep(20 * MS).await;
+                if !is_stored {
+                    lead.do_not_store();
+                }
                 Ok::<_, BoxError>(7)
             };
-            cache.get_or_load(key, move |_| async move { load().await }).await.unwrap();
+            cache.get_or_load(key, load).await.unwrap();
         }
         let logged = lines.with(&format!("namespace=\"{namespace}\""));
         assert_eq!(logged.len(), advised, "{logged:?}");

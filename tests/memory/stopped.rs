@@ -4,7 +4,10 @@
 //! consumer does something else, and a `select!` whose other branch has won. Work for all callers
 //! in the task of one ends with the runtime of that task.
 
-use std::pin::pin;
+use std::{
+    pin::pin,
+    task::{Context, Wake, Waker},
+};
 
 use bellwether::lock::MutexGuard;
 use futures_util::{StreamExt, poll, stream::FuturesUnordered};
@@ -44,6 +47,51 @@ async fn requests_that_are_not_polled_take_no_permit_from_others() {
         assert_eq!(other.expect("the cache stands still"), 7);
     }
     assert_eq!(served, keys.len());
+}
+
+/// The work of a leader went with its runtime, and the caller went on by the rules of the cache: it
+/// was served by a flight of callers that accept older values.
+#[test]
+fn a_leader_whose_runtime_is_gone_is_served_by_no_other_flight() {
+    let builder = Cache::<u32>::builder(MemoryBackend::new(), "bellwether");
+    let cache = builder.lease(200 * MS).build().unwrap();
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let request = cache.request("k").not_older_than(u64::MAX);
+    let mut leading = pin!(request.load(hangs()));
+    assert!(first.block_on(async { poll!(leading.as_mut()) }).is_pending());
+    second.block_on(async {
+        let other = spawn(cache.request("k").load(after(300 * MS, 1)));
+        while cache.stats().flights < 2 {
+            sleep(MS).await;
+        }
+        first.shutdown_background();
+        assert_eq!(kind(timeout(LIMIT, leading).await.unwrap()), ErrorKind::Cancelled);
+        assert_eq!(other.await.unwrap().unwrap().value, 1);
+    });
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("the executor of this caller is gone");
+    }
+}
+
+/// The callers that are woken after the panic slept for ever.
+#[tokio::test(start_paused = true)]
+async fn a_waker_that_panics_keeps_no_other_caller_asleep() {
+    let cache: Cache<u32> = Cache::new(MemoryBackend::new(), "bellwether").unwrap();
+    let leading = spawn(cache.request("k").load(after(10 * MS, 7)));
+    sleep(MS).await;
+    let foreign = Waker::from(Arc::new(Panics));
+    let mut panicking = [(); 2].map(|()| cache.get_or_load("k", value(8)).boxed());
+    for caller in &mut panicking {
+        assert!(caller.poll_unpin(&mut Context::from_waker(&foreign)).is_pending());
+    }
+    let last = spawn(cache.request("k").load(value(9)));
+    assert_eq!(timeout(LIMIT, last).await.expect("it is not woken").unwrap().unwrap().value, 7);
+    assert_eq!(timeout(LIMIT, leading).await.unwrap().unwrap().unwrap().value, 7);
 }
 
 /// Refreshes and begun loads asked in the task of their caller, and kept permits for work in tasks

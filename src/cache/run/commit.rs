@@ -123,9 +123,17 @@ impl<V: Clone + Send + Sync + 'static> Load<V> {
         let entry = Entry::uncacheable(self.begun.at.elapsed());
         let is_stored = !self.lead.keeping().do_not_store;
         let ttl = if is_stored { Some(UNCACHEABLE_LIFE) } else { None };
-        let answer = self.commit_entry(&entry, ttl).await;
-        if let Ok(Committed::Stored | Committed::Pushed) = answer {
-            self.guard.settled();
+        let AskedKey { core, shard, options, .. } = &self.asked;
+        match self.commit_entry(&entry, ttl).await {
+            Ok(Committed::Stored) => {
+                if !options.sharing.is_uncounted {
+                    core.counters.stored.add();
+                }
+                self.guard.settled();
+            }
+            Ok(Committed::Pushed) => self.guard.settled(),
+            Ok(Committed::Newer(_) | Committed::Refused) => {}
+            Err(error) => shard.breaker.failed(&error, &core.counters),
         }
     }
 

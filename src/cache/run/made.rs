@@ -55,9 +55,12 @@ impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
                 (value, Entry::uncacheable(cost), Windows::fresh(UNCACHEABLE_LIFE))
             }
         };
-        let served = windows.fresh.saturating_add(windows.stale);
-        advice::loaded(&core.format.short_lived, &core.settings.namespace, cost, served);
-        let ttl = if keeping.do_not_store { None } else { Some(windows.kept()) };
+        let mut ttl = None;
+        if !keeping.do_not_store {
+            ttl = Some(windows.kept());
+            let served = windows.fresh.saturating_add(windows.stale);
+            advice::loaded(&core.format.short_lived, &core.settings.namespace, cost, served);
+        }
         MadeValue { value, entry: entry.with_windows(windows), ttl }
     }
 

@@ -349,10 +349,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let end = match step {
             Step::Load(load) => {
+                // A shutdown has waited for each load that had begun, and not for this call.
+                if core.loads.begun.is_closed() {
+                    return Ok(Begun::Alone);
+                }
                 core.counters.loads.add();
-                // A shutdown waits for a load, and not for a call that begins one.
-                let is_shut_down = core.loads.begun.is_closed();
-                return Ok(if is_shut_down { Begun::Alone } else { Begun::Load(*load) });
+                return Ok(Begun::Load(*load));
             }
             Step::Land(end) => self.or_fallback(end, &held),
             Step::Claim { .. } | Step::LoadUnleased => return Ok(Begun::Alone),
@@ -437,7 +439,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let mut held = Held { permit: Some(permit), previous: Some((previous, Epoch::END)) };
         match self.claim(seen, &mut held).await {
-            Step::Load(load) => {
+            // After a shutdown, no load begins.
+            Step::Load(load) if !core.loads.begun.is_closed() => {
                 core.counters.refreshes.add();
                 Some(load)
             }

@@ -1,6 +1,7 @@
 //! Answers that turn out to belong to their callers. No caller waits in a queue in vain.
 
 use super::prelude::*;
+use crate::log::collect;
 
 const LIMIT: usize = 10_000;
 
@@ -139,4 +140,21 @@ async fn a_key_recovers_whatever_its_clients_ask_for() {
         ask_all(&services, (0..50).map(|_| asked())).await;
         assert!(calls.count() - before <= 1, "{name}: {}", calls.count() - before);
     }
+}
+
+/// The mark of an uncacheable key is a commit as others are: it counts as stored, and an error of
+/// the backend begins an outage.
+#[tokio::test(start_paused = true)]
+async fn the_commit_of_a_mark_is_counted_and_its_failure_begins_an_outage() {
+    let (lines, _collecting) = collect();
+    let (inner, _) = with_headers(&[("set-cookie", "a=b")]);
+    let faulty = Faulty::new(|_| None);
+    let cache = http_cache(faulty.clone(), "bellwether").build().unwrap();
+    let service = http_layer(cache.clone()).layer(inner);
+    ask(&service, get("/")).await;
+    assert_eq!(cache.stats().stored, 1);
+    faulty.plan(|op| (op == Op::Commit).then_some(Fault::Refuse));
+    ask(&service, get("/other")).await;
+    assert_eq!(cache.stats().stored, 1);
+    assert_eq!(lines.with("degraded: one load for each process and key").len(), 1);
 }
