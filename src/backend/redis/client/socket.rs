@@ -1,11 +1,12 @@
-//! The sockets to a server, with TLS where it wants that.
+//! The sockets to a server, with TLS where the server wants TLS.
 //!
-//! Each socket notes when bytes last moved. A connection on which none do is silent, and ends with
-//! all its commands. A reply of many megabytes may take longer than the command time-out.
+//! Each socket notes when bytes last moved. If a reply is due and no byte moves for the command
+//! time-out, the connection is silent, and ends with all its commands. So a reply of many megabytes
+//! may take longer than the command time-out.
 //!
 //! A write costs more than the rest of a command, and the replies to many commands wake their
-//! callers together. So while commands are unanswered, the driver lets the other tasks that are
-//! ready run before each write, and writes their commands with it.
+//! callers together. So before a write behind an unanswered write, the driver lets the other tasks
+//! run that are ready. The commands of these tasks then go out in the same write.
 
 use std::{
     future::poll_fn,
@@ -37,14 +38,14 @@ use super::{
 };
 use crate::{sync::lock, time::after};
 
-/// A write of this size or more takes its time on the way: a second for each megabyte.
+/// A write of this size or more counts as on its way for a second for each megabyte.
 ///
-/// The socket and other buffers on the way take it long before its peer has it. They take small
-/// commands for long after the peer is gone, so these prove nothing.
+/// Buffers on the way take a large write long before the server has the write. They also take small
+/// writes long after the server is gone, so a small write does not end a silence.
 const LARGE_WRITE: usize = 16 << 10;
 
-/// How long large writes may be on their way: what the buffer of a socket takes at most. With more,
-/// puts to a dead server would hide its silence for longer.
+/// How long large writes count as on their way at most: what the buffer of a socket takes. With
+/// more, puts to a dead server would hide its silence for longer.
 const LONGEST_WAY: Duration = Duration::from_secs(4);
 
 /// How many command time-outs a caller waits for a driver that stands still. With less, a burst of
@@ -53,71 +54,79 @@ const PATIENCE: u32 = 8;
 
 /// When bytes last moved on one connection.
 pub(super) struct Progress {
-    quiet: Mutex<Quiet>,
+    last_move: Mutex<LastMove>,
     /// Asks the driver whether the connection is silent.
     asked: Notify,
+    /// Each caller that has asked the driver, and still waits, has a clone.
+    askers: Arc<()>,
     /// The connection has ended because it was silent.
     is_silent: AtomicBool,
-    /// Cancelled when the driver has ended. It has then dropped all commands that it had.
+    /// Cancelled when the driver has ended, and has dropped all its commands.
     pub(super) ended: CancellationToken,
 }
 
 #[derive(Clone, Copy)]
-struct Quiet {
-    /// Since when nothing has moved.
-    since: Instant,
-    /// Something was written since the last read. Its caller may have left.
-    is_unanswered: bool,
+struct LastMove {
+    /// In the future while a large write is on its way.
+    at: Instant,
+    /// So a reply is due, although the caller of the command may have left.
+    written_since_read: bool,
 }
 
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            quiet: Mutex::new(Quiet { since: Instant::now(), is_unanswered: false }),
+            last_move: Mutex::new(LastMove { at: Instant::now(), written_since_read: false }),
             asked: Notify::new(),
+            askers: Arc::new(()),
             is_silent: AtomicBool::new(false),
             ended: CancellationToken::new(),
         })
     }
 
     fn has_read(&self) {
-        let mut quiet = lock(&self.quiet);
-        *quiet = Quiet { since: quiet.since.max(Instant::now()), is_unanswered: false };
+        let mut last = lock(&self.last_move);
+        // A large write may still be on its way.
+        last.at = last.at.max(Instant::now());
+        last.written_since_read = false;
     }
 
     fn has_written(&self, bytes: usize) {
-        let (mut quiet, is_large) = (lock(&self.quiet), bytes >= LARGE_WRITE);
-        if !is_large && quiet.is_unanswered {
+        let is_large = bytes >= LARGE_WRITE;
+        let mut last = lock(&self.last_move);
+        if !is_large && last.written_since_read {
             return;
         }
         let now = Instant::now();
-        // Writes behind an unanswered one extend its time, and do not begin it anew.
-        let from = if quiet.is_unanswered { quiet.since } else { now };
+        // A write behind an unanswered write does not begin a new time. A large one extends it.
+        let from = if last.written_since_read { last.at } else { now };
         let way = Duration::from_micros(if is_large { bytes as u64 } else { 0 });
         let until = (from + way).min(now + LONGEST_WAY);
-        *quiet = Quiet { since: quiet.since.max(until), is_unanswered: true };
+        last.at = last.at.max(until);
+        last.written_since_read = true;
     }
 
-    /// Runs the driver until its connection ends, or was silent for this long. With it, all
-    /// commands that it has fail at once.
+    /// Runs the driver until its connection ends, or was silent for this long. The commands of the
+    /// driver then fail at once.
     ///
-    /// A busy process may not have run it for so long, while replies lie in the socket and commands
-    /// in its queue. So it has two turns before: it reads in the first, and may yield before it
-    /// writes in the second.
+    /// A busy process may not have run the driver for so long, while replies lie in the socket and
+    /// commands in the queue. So the driver has two turns before the connection counts as silent.
+    /// In the first turn the driver reads, and may yield before a write. In the second turn the
+    /// driver writes.
     pub(super) async fn drive(&self, driver: impl Future<Output = ()>, limit: Duration) {
         let _ended = self.ended.clone().drop_guard();
         let mut driver = pin!(driver);
         loop {
-            let quiet = *lock(&self.quiet);
-            let from = if quiet.is_unanswered { quiet.since } else { Instant::now() };
-            let is_asked = tokio::select! {
+            let last = *lock(&self.last_move);
+            let from = if last.written_since_read { last.at } else { Instant::now() };
+            tokio::select! {
                 biased;
                 () = driver.as_mut() => return,
-                () = self.asked.notified() => true,
-                // The callers may have left.
-                () = sleep_until(after(from, limit)) => false,
-            };
-            let before = *lock(&self.quiet);
+                () = self.asked.notified() => {}
+                // The callers may have left, so that none asks.
+                () = sleep_until(after(from, limit)) => {}
+            }
+            let before = *lock(&self.last_move);
             for _turn in 0..2 {
                 tokio::select! {
                     biased;
@@ -125,41 +134,48 @@ impl Progress {
                     () = yield_now() => {}
                 }
             }
-            let has_moved = lock(&self.quiet).since != before.since;
-            let is_due = is_asked || before.is_unanswered;
-            if is_due && !has_moved && after(before.since, limit) <= Instant::now() {
+            let has_moved = lock(&self.last_move).at != before.at;
+            // The client library does not send the command of a caller that left before the write.
+            let has_askers = Arc::strong_count(&self.askers) > 1;
+            let is_due = before.written_since_read || has_askers;
+            if is_due && !has_moved && after(before.at, limit) <= Instant::now() {
                 self.is_silent.store(true, Ordering::Relaxed);
                 return;
             }
         }
     }
 
-    /// Waits for a reply. Returns `None` if the connection was silent for this long before.
+    /// Waits for a reply. Returns `None` if the connection was silent for this long.
     ///
-    /// A caller has the driver end a silence, and waits for that for a while, because the runtime
-    /// of the driver may stand still. A caller that is not polled ends nothing.
+    /// After a silence of this time, the caller asks the driver to look. Only the driver ends the
+    /// connection, because only the driver knows whether bytes lie in the socket. The caller asks
+    /// again after each such time, and gives up after [`PATIENCE`], because the runtime of the
+    /// driver may stand still.
     pub(super) async fn reply<T>(
         &self,
         mut sending: Pin<&mut impl Future<Output = Result<T, RedisError>>>,
         limit: Duration,
     ) -> Option<Result<T, RedisError>> {
-        let (begun, mut wait) = (Instant::now(), limit);
+        let begun = Instant::now();
+        let mut wait = limit;
+        let mut asker = None;
         let reply = loop {
-            let from = lock(&self.quiet).since.max(begun);
+            let from = lock(&self.last_move).at.max(begun);
             tokio::select! {
                 biased;
                 reply = sending.as_mut() => break reply,
-                // A command that was sent in the same moment lies in a queue that is not read.
+                // A command that was sent at the same moment lies in a queue that no task reads.
                 () = self.ended.cancelled() => {
-                    // The last reply may have come since. There will be no other.
+                    // The reply may have come since the first branch. No later reply comes.
                     let ended = || Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
                     break unconstrained(sending).now_or_never().unwrap_or_else(ended);
                 }
                 () = sleep_until(after(from, wait)) => {}
             }
-            if lock(&self.quiet).since.max(begun) != from {
+            if lock(&self.last_move).at.max(begun) != from {
                 wait = limit;
             } else if wait < limit.saturating_mul(PATIENCE) {
+                asker.get_or_insert_with(|| self.askers.clone());
                 self.asked.notify_one();
                 wait = wait.saturating_add(limit);
             } else {
@@ -175,7 +191,7 @@ impl Progress {
 pub(super) struct Socket {
     stream: Box<dyn Stream>,
     progress: Arc<Progress>,
-    /// The other tasks have run before the next write.
+    /// The driver has let the other tasks run before the next write.
     has_yielded: bool,
 }
 
@@ -192,16 +208,16 @@ impl Socket {
         Ok(Self::new(stream::open(server.addr()).await?, progress))
     }
 
-    /// Does the TLS handshake, if the server wants it.
+    /// Does the TLS handshake, if the server wants TLS.
     pub(super) async fn secure(
         self,
         server: &ConnectionInfo,
-        _config: &RedisConfig,
+        #[cfg_attr(not(feature = "tls"), allow(unused_variables))] config: &RedisConfig,
     ) -> Result<Box<dyn Stream>, io::Error> {
         match server.addr() {
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, .. } => {
-                Ok(Box::new(tls::connect(_config, host, self).await?))
+                Ok(Box::new(tls::connect(config, host, self).await?))
             }
             _ => Ok(Box::new(self)),
         }
@@ -231,7 +247,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let is_small = bytes.len() < LARGE_WRITE;
-        if !self.has_yielded && lock(&self.progress.quiet).is_unanswered && is_small {
+        if !self.has_yielded && lock(&self.progress.last_move).written_since_read && is_small {
             self.has_yielded = true;
             // Puts this task at the end of the scheduler's queue.
             cx.waker().wake_by_ref();
@@ -319,7 +335,8 @@ mod tests {
     const LIMIT: Duration = Duration::from_millis(250);
 
     fn pair() -> (Socket, DuplexStream, Arc<Progress>) {
-        let ((here, there), progress) = (duplex(1 << 20), Progress::new());
+        let (here, there) = duplex(1 << 20);
+        let progress = Progress::new();
         (Socket::new(Box::new(here), progress.clone()), there, progress)
     }
 
@@ -331,16 +348,17 @@ mod tests {
             advance(LIMIT * 4 / 5).await;
             there.write_all(b"xx").await?;
             socket.read_exact(&mut [0]).await?;
-            assert_eq!(lock(&progress.quiet).since, Instant::now());
+            assert_eq!(lock(&progress.last_move).at, Instant::now());
         }
-        let (begun, reply) = (Instant::now(), pin!(pending::<Result<(), _>>()));
+        let begun = Instant::now();
+        let reply = pin!(pending::<Result<(), _>>());
         let ((), reply) = join!(progress.drive(pending(), LIMIT), progress.reply(reply, LIMIT));
         assert!(reply.is_none());
         assert_eq!(begun.elapsed(), LIMIT);
         Ok(())
     }
 
-    /// Each caller gave up before the connection was silent.
+    /// Each caller has left before the connection is silent.
     #[tokio::test(start_paused = true)]
     async fn a_command_whose_caller_left_is_due_too() -> io::Result<()> {
         let (mut socket, _there, progress) = pair();
@@ -349,7 +367,17 @@ mod tests {
         Ok(())
     }
 
-    /// The socket takes the puts to a dead server, and each began its silence anew.
+    /// The runtime of the driver stands still. A caller of another runtime asks for the end of a
+    /// silence, and leaves. The driver then skips the command, so no reply is due.
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_asked_and_left_ends_no_idle_connection() {
+        let progress = Progress::new();
+        let sending = pin!(pending::<Result<(), _>>());
+        assert!(timeout(LIMIT * 3 / 2, progress.reply(sending, LIMIT)).await.is_err());
+        assert!(timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await.is_err());
+    }
+
+    /// The socket takes the puts to a dead server. They must not begin the silence anew for ever.
     #[tokio::test(start_paused = true)]
     async fn large_writes_to_a_dead_server_do_not_end_the_silence() -> io::Result<()> {
         let (mut socket, _there, progress) = pair();
@@ -357,12 +385,12 @@ mod tests {
             socket.write_all(&[0; LARGE_WRITE]).await?;
             advance(LIMIT / 2).await;
         }
-        let silence = lock(&progress.quiet).since.elapsed();
+        let silence = lock(&progress.last_move).at.elapsed();
         assert!(silence > LIMIT * 8, "{silence:?}");
         Ok(())
     }
 
-    /// The driver did not run for a while, as behind thousands of tasks that were spawned at once.
+    /// The driver does not run for a while, as behind thousands of tasks that were spawned at once.
     #[tokio::test(start_paused = true)]
     async fn bytes_that_lie_in_the_socket_are_read_before_a_silence() -> io::Result<()> {
         let (mut socket, mut there, progress) = pair();
