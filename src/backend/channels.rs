@@ -1,10 +1,12 @@
-//! The waiters of this process that receive the changes of a name.
+//! The waiters of this process, which receive the changes of a name.
 //!
 //! A waiter registers before it sends its request, so the waiter misses no push: its [`Changes`]
-//! keep each push until the waiter reads it. From a server, the changes of many names come through
-//! a few channels of the process, which stay open. While such a channel is not confirmed, pushes
-//! may be missed. So all waiters of a channel are woken when the connection breaks, and when the
-//! channel is confirmed. A waiter that received no push while its request was under way can sleep.
+//! keep each push until the waiter reads it.
+//!
+//! A server sends changes through two kinds of channels. A channel of the process stays open. A
+//! channel of one name closes with its last listener. A channel that is not confirmed may miss
+//! pushes, so its waiters are woken whenever the channel changes to confirmed or to not confirmed.
+//! A waiter without a push since its registration has missed nothing, and may sleep.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -33,7 +35,8 @@ pub struct Channels(Arc<Registry>);
 #[derive(Default)]
 struct Registry {
     state: Mutex<State>,
-    /// Changes when a channel opens or closes, for the tasks that subscribe to channels.
+    /// Changes when a channel opens or closes, and when slots have moved, for the tasks that
+    /// subscribe to channels.
     openings: watch::Sender<u64>,
     taps: RwLock<Vec<Weak<dyn Tap>>>,
     holders: RwLock<Vec<Weak<dyn Holders>>>,
@@ -42,7 +45,7 @@ struct Registry {
 #[derive(Default)]
 struct State {
     waiters: BTreeMap<WaiterKey, Waiter>,
-    channels: HashMap<Arc<str>, ServerChannel>,
+    channels: HashMap<Arc<str>, Subscription>,
     /// The number of the last waiter.
     last: u64,
 }
@@ -62,30 +65,32 @@ struct Waiter {
     /// The channels of a server through which the pushes come.
     channels: Vec<Arc<str>>,
     /// Whether the waiter counts as a listener of its channels.
-    is_open: bool,
+    is_listener: bool,
 }
 
 #[derive(Default)]
-struct ServerChannel {
-    /// Whether pushes arrive. If not, the subscription is under way, refused, or the server is
-    /// away.
+struct Subscription {
+    /// Whether the server has confirmed the subscription, so that pushes arrive. Otherwise the
+    /// subscription is under way or refused, or the server is away.
     is_confirmed: bool,
-    /// The waiters that listen. The channel closes when the last listener leaves, unless it stays.
     listeners: usize,
-    stays: bool,
+    /// Whether the channel stays open when the last listener leaves.
+    stays_open: bool,
 }
 
 impl Channels {
     /// Registers a waiter of a topic. The waiter receives the changes without an
     /// [addressee](Change::addressee) and the changes for its owner. A waiter without an owner
-    /// receives all changes.
+    /// receives all changes. No waiter receives [`Change::Ended`].
     pub fn listen(&self, topic: &Arc<str>, owner: Option<Owner>) -> Changes {
         self.register(topic, Vec::new(), owner)
     }
 
     /// Pushes a change to the waiters of a topic. A change [for one owner](Change::addressee) goes
-    /// to the waiter with this owner, and to the waiters without an owner. The cost does not depend
-    /// on the number of waiters with other owners.
+    /// to the waiters with this owner, and to the waiters without an owner. The cost does not
+    /// depend on the number of waiters with other owners.
+    ///
+    /// A [`Change::Ended`] goes to the holders of leases instead.
     pub fn push(&self, topic: &str, change: Change) {
         if let Some(fence) = change.of_entry() {
             self.each_tap(|tap| tap.changed(topic, fence));
@@ -96,52 +101,61 @@ impl Channels {
             }
             return;
         }
-        if !self.put(topic, &change)
-            && let Change::Granted(handover) = change
+        let has_addressee = self.deliver(topic, &change);
+        if let Change::Granted(handover) = change
+            && !has_addressee
         {
-            self.orphaned(topic, &handover);
+            self.release_orphan(topic, &handover);
         }
     }
 
-    /// Puts a change into the inboxes of its waiters. Returns whether there is a waiter.
-    fn put(&self, topic: &str, change: &Change) -> bool {
+    /// Puts a change into the inboxes of its waiters. Returns whether one of these waiters has the
+    /// owner that the change is for.
+    fn deliver(&self, topic: &str, change: &Change) -> bool {
         let state = self.state();
         if state.waiters.is_empty() {
             return false;
         }
         let topic = Arc::from(topic);
         let addressee = change.addressee();
+        let mut has_addressee = false;
         let mut inboxes = Vec::new();
-        for (key, waiter) in state.from(&topic, None) {
+        // The waiters without an owner come first. Behind them, all others receive a change without
+        // an addressee.
+        for (key, waiter) in state.waiters_from(&topic, None) {
             if key.owner.is_some() && addressee.is_some() {
                 break;
             }
             inboxes.push(waiter.inbox.clone());
         }
         if addressee.is_some() {
-            for (key, waiter) in state.from(&topic, addressee) {
+            // The waiters with the owner of the change are neighbours.
+            for (key, waiter) in state.waiters_from(&topic, addressee) {
                 if key.owner != addressee {
                     break;
                 }
                 inboxes.push(waiter.inbox.clone());
+                has_addressee = true;
             }
         }
         drop(state);
         for inbox in &inboxes {
             inbox.put(change.clone());
         }
-        !inboxes.is_empty()
+        has_addressee
     }
 
     /// Releases a lease that was handed over to an owner without a waiter and without a lease in
-    /// this process. The waiter has left, and its undo was lost with its runtime or connection.
-    fn orphaned(&self, topic: &str, handover: &Handover) {
+    /// this process. The waiter has left, and its undo came too late or never.
+    fn release_orphan(&self, topic: &str, handover: &Handover) {
         let mode = match handover.hold {
             HandedHold::Mutex => Mode::Exclusive,
             HandedHold::Writer => Mode::Write,
+            // Another process may have the id of the permit.
             HandedHold::Shared => return,
         };
-        // Several backends of a test may have this id, and another backend may have the waiter.
+        // Backends in memory share this id, and so do backends of a test. Another of these backends
+        // may have the waiter.
         if handover.owner.process() == ProcessId::of_this() {
             return;
         }
@@ -165,16 +179,16 @@ impl Channels {
         let mut state = self.state();
         state.last += 1;
         let key = WaiterKey { topic: topic.clone(), owner, number: state.last };
-        let waiter = Waiter { inbox: inbox.clone(), channels, is_open: false };
+        let waiter = Waiter { inbox: inbox.clone(), channels, is_listener: false };
         state.waiters.insert(key.clone(), waiter);
         drop(state);
         Changes { inbox, channels: self.clone(), key }
     }
 
-    pub(crate) fn has_listeners(&self, topic: &Arc<str>) -> bool {
+    pub(crate) fn has_waiters(&self, topic: &Arc<str>) -> bool {
         let state = self.state();
-        let mut listeners = state.from(topic, None);
-        listeners.next().is_some()
+        let mut waiters = state.waiters_from(topic, None);
+        waiters.next().is_some()
     }
 
     pub(crate) fn add_tap(&self, tap: Weak<dyn Tap>) {
@@ -194,10 +208,13 @@ impl Channels {
         holders.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Notifies all local tiers.
+    /// Notifies all local tiers and watches. The listener of a watch may add another, so this holds
+    /// no lock meanwhile.
     pub(crate) fn each_tap(&self, notify: impl Fn(&dyn Tap)) {
         let taps = read(&self.0.taps);
-        for tap in taps.iter().filter_map(Weak::upgrade) {
+        let all: Vec<_> = taps.iter().filter_map(Weak::upgrade).collect();
+        drop(taps);
+        for tap in all {
             notify(&*tap);
         }
     }
@@ -226,7 +243,7 @@ impl Channels {
         let mut state = self.state();
         let is_new = !state.channels.contains_key(channel);
         let opened = state.channels.entry(channel.clone()).or_default();
-        opened.stays = true;
+        opened.stays_open = true;
         drop(state);
         if is_new {
             self.recheck();
@@ -239,26 +256,26 @@ impl Channels {
         state.channels.get(channel).is_some_and(|open| open.is_confirmed)
     }
 
-    pub(crate) fn wants(&self, channel: &str) -> bool {
+    pub(crate) fn is_open(&self, channel: &str) -> bool {
         self.state().channels.contains_key(channel)
     }
 
-    /// Returns the channels to subscribe to that `which` selects.
-    pub(crate) fn wanted(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
+    /// Returns the open channels that `which` selects.
+    pub(crate) fn open_channels(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
         let state = self.state();
         let selected = state.channels.keys().filter(|channel| which(channel));
         selected.cloned().collect()
     }
 
-    /// Returns a watch that changes whenever a channel opens or closes.
+    /// Returns a watch that changes when a channel opens or closes, and when slots have moved.
     pub(crate) fn openings(&self) -> watch::Receiver<u64> {
         self.0.openings.subscribe()
     }
 
     /// Notes that the subscriptions to some channels are gone, and wakes their waiters.
-    pub(crate) fn lost(&self, which: impl Fn(&str) -> bool) {
+    pub(crate) fn note_lost(&self, which: impl Fn(&str) -> bool) {
         self.set_confirmed(false, which);
-        // A tier that has just seen a confirmed subscription is notified after the change.
+        // The tiers come last, because a tier may have seen the confirmation until now.
         self.each_tap(|tap| tap.lost());
     }
 
@@ -267,10 +284,10 @@ impl Channels {
     pub(crate) fn set_confirmed(&self, is_confirmed: bool, which: impl Fn(&str) -> bool) {
         let mut state = self.state();
         let mut changed = HashSet::default();
-        for (name, channel) in &mut state.channels {
-            if which(name) && channel.is_confirmed != is_confirmed {
-                channel.is_confirmed = is_confirmed;
-                changed.insert(name.clone());
+        for (channel, subscription) in &mut state.channels {
+            if which(channel) && subscription.is_confirmed != is_confirmed {
+                subscription.is_confirmed = is_confirmed;
+                changed.insert(channel.clone());
             }
         }
         if changed.is_empty() {
@@ -278,7 +295,7 @@ impl Channels {
         }
         let mut inboxes = Vec::new();
         for waiter in state.waiters.values() {
-            if waiter.channels.iter().any(|name| changed.contains(name)) {
+            if waiter.channels.iter().any(|channel| changed.contains(channel)) {
                 inboxes.push(waiter.inbox.clone());
             }
         }
@@ -297,7 +314,7 @@ impl fmt::Debug for Channels {
 
 impl State {
     /// Returns the waiters of a topic in the order of their keys, from this owner on.
-    fn from<'a>(
+    fn waiters_from<'a>(
         &'a self,
         topic: &'a Arc<str>,
         owner: Option<Owner>,
@@ -328,8 +345,11 @@ impl Changes {
         Channels::default().register(&nowhere, vec![nowhere.clone()], None)
     }
 
-    /// Returns the next change, or [`Change::Wake`] if changes were missed. Dropping the future
-    /// loses no change.
+    /// Returns the next change, or [`Change::Wake`] if changes may have been missed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no change.
     pub async fn next(&mut self) -> Change {
         self.next_push().await.0
     }
@@ -350,26 +370,25 @@ impl Changes {
         &self.inbox
     }
 
-    /// Opens the channels of the waiter, if they are not open yet. Returns whether the server has
-    /// confirmed the subscriptions, so that changes arrive.
+    /// Opens the channels of the waiter, unless the channels are open. Returns whether the server
+    /// has confirmed all of them, so that changes arrive.
     ///
-    /// A [`Change::Wake`] comes when the subscriptions are confirmed or lost.
+    /// A [`Change::Wake`] comes when the server confirms a channel, and when a channel is lost.
     pub fn subscribe(&mut self) -> bool {
         let mut is_confirmed = true;
         let mut has_opened = false;
         let mut state = self.channels.state();
         let State { waiters, channels, .. } = &mut *state;
         let Some(waiter) = waiters.get_mut(&self.key) else { return false };
-        let is_first_call = !mem::replace(&mut waiter.is_open, true);
-        for name in &waiter.channels {
-            has_opened |= !channels.contains_key(name);
-            let channel = channels.entry(name.clone()).or_default();
+        let is_first_call = !mem::replace(&mut waiter.is_listener, true);
+        for channel in &waiter.channels {
+            has_opened |= !channels.contains_key(channel);
+            let subscription = channels.entry(channel.clone()).or_default();
             if is_first_call {
-                channel.listeners += 1;
+                subscription.listeners += 1;
             }
-            is_confirmed &= channel.is_confirmed;
+            is_confirmed &= subscription.is_confirmed;
         }
-        // A task that is woken may hold the lock of `openings`, and then lock the state.
         drop(state);
         if has_opened {
             self.channels.recheck();
@@ -379,10 +398,14 @@ impl Changes {
 
     /// Completes when the server has confirmed the subscription. Changes until then may be missed.
     pub async fn confirmed(&mut self) {
-        while !self.subscribe() {
+        loop {
+            // Cleared before the look, because a loss after the look puts a wake into the inbox.
+            lock(&self.inbox.unread).clear();
+            if self.subscribe() {
+                return;
+            }
             self.next().await;
         }
-        lock(&self.inbox.unread).clear();
     }
 }
 
@@ -391,14 +414,14 @@ impl Drop for Changes {
         let mut has_closed = false;
         let mut state = self.channels.state();
         let Some(waiter) = state.waiters.remove(&self.key) else { return };
-        if !waiter.is_open {
+        if !waiter.is_listener {
             return;
         }
-        for name in &waiter.channels {
-            let Some(channel) = state.channels.get_mut(name) else { continue };
-            channel.listeners -= 1;
-            if channel.listeners == 0 && !channel.stays {
-                state.channels.remove(name);
+        for channel in &waiter.channels {
+            let Some(subscription) = state.channels.get_mut(channel) else { continue };
+            subscription.listeners -= 1;
+            if subscription.listeners == 0 && !subscription.stays_open {
+                state.channels.remove(channel);
                 has_closed = true;
             }
         }
@@ -428,7 +451,8 @@ pub(crate) struct Inbox {
 impl Inbox {
     pub(crate) fn put(&self, change: Change) {
         let mut unread = lock(&self.unread);
-        // One request follows both wakes, as when two channels of a waiter are lost together.
+        // One request of the waiter suffices for two wakes in a row, as when two channels of the
+        // waiter are lost together.
         let is_second_wake =
             change == Change::Wake && unread.back().is_some_and(|(last, _)| *last == Change::Wake);
         if unread.len() == BACKLOG && !is_second_wake {
@@ -451,6 +475,8 @@ impl Inbox {
 
 #[cfg(test)]
 mod tests {
+    use std::{iter, thread, time::Duration};
+
     use futures_util::FutureExt;
 
     use super::*;
@@ -484,11 +510,11 @@ mod tests {
             // The same answer again says nothing new.
             channels.set_confirmed(true, |_| true);
             assert!(both.iter_mut().all(|changes| poll(changes).is_none()));
-            channels.lost(|_| true);
+            channels.note_lost(|_| true);
             all_told(&mut both, false);
         }
         drop(both);
-        assert_eq!(channels.wanted(|_| true), [process]);
+        assert_eq!(channels.open_channels(|_| true), [process]);
         assert!(!openings.has_changed().is_ok_and(|changed| changed), "no subscription changed");
         openings.mark_unchanged();
     }
@@ -499,15 +525,75 @@ mod tests {
         let channels = Channels::default();
         let name = Arc::<str>::from("n");
         let mut both = [(); 2].map(|()| channels.register(&name, vec![name.clone()], None));
-        assert!(!channels.wants(&name));
+        assert!(!channels.is_open(&name));
         for changes in &mut both {
             assert!(!changes.subscribe());
             assert!(!changes.subscribe());
         }
         let [one, other] = both;
         drop(one);
-        assert!(channels.wants(&name));
+        assert!(channels.is_open(&name));
         drop(other);
-        assert!(!channels.wants(&name));
+        assert!(!channels.is_open(&name));
+    }
+
+    /// A subscription is lost while a waiter learns that the subscription is confirmed. The wake of
+    /// the loss must stay in the inbox. The test holds the inbox, so that the waiter stops there.
+    #[test]
+    fn a_loss_beside_a_confirmation_stays_known() {
+        let channels = Channels::default();
+        let name = Arc::<str>::from("n");
+        let mut changes = channels.register(&name, vec![name.clone()], None);
+        changes.subscribe();
+        let inbox = changes.inbox.clone();
+        for round in 0..50 {
+            channels.set_confirmed(true, |_| true);
+            let was_confirmed = thread::scope(|scope| {
+                let unread = lock(&inbox.unread);
+                let waiter = scope.spawn(|| changes.confirmed().now_or_never().is_some());
+                thread::sleep(Duration::from_millis(2));
+                drop(unread);
+                channels.note_lost(|_| true);
+                waiter.join().unwrap()
+            });
+            let last = iter::from_fn(|| poll(&mut changes)).last();
+            assert!(!was_confirmed || last == Some(Change::Wake), "round {round}");
+        }
+    }
+
+    #[derive(Default)]
+    struct Released(Mutex<Vec<Owner>>);
+
+    impl Holders for Released {
+        fn has(&self, _owner: Owner) -> bool {
+            false
+        }
+
+        fn ended(&self, _owner: Owner) {}
+
+        fn orphaned(&self, claim: Claim) {
+            lock(&self.0).push(claim.owner);
+        }
+    }
+
+    /// A listener without an owner cannot use a lease that another waiter of the process left.
+    #[test]
+    fn a_lease_for_a_waiter_that_left_is_released_beside_a_listener() {
+        let channels = Channels::default();
+        let topic = Arc::<str>::from("t");
+        let released = Arc::new(Released::default());
+        let holders: Arc<dyn Holders> = released.clone();
+        channels.add_holders(Arc::downgrade(&holders));
+        let owner = Owner::from_process(ProcessId::fresh());
+        let hold = HandedHold::Mutex;
+        let granted = Change::Granted(Handover { owner, fence: 1, ends: Duration::ZERO, hold });
+        let mut listener = channels.listen(&topic, None);
+        let waiter = channels.listen(&topic, Some(owner));
+        channels.push(&topic, granted.clone());
+        assert!(lock(&released.0).is_empty(), "the waiter has the lease");
+        drop(waiter);
+        channels.push(&topic, granted.clone());
+        assert_eq!(*lock(&released.0), [owner]);
+        assert_eq!([(); 2].map(|()| poll(&mut listener)), [(); 2].map(|()| Some(granted.clone())));
     }
 }

@@ -112,8 +112,8 @@ impl MemoryBackend {
 
     /// Returns whether a waiter of a name receives pushes. An operation calls this while the data
     /// is locked, so the waiter of each claim in the queue is registered.
-    fn has_listeners(&self, name: &Name) -> bool {
-        self.channels.has_listeners(&name.prefix)
+    fn has_waiters(&self, name: &Name) -> bool {
+        self.channels.has_waiters(&name.prefix)
     }
 }
 

@@ -66,7 +66,7 @@ impl Leases for MemoryBackend {
             let has_lapsed = !semaphore.queue.keep(first, after(now, life));
             let owners = &semaphore.queue.owners;
             let stands = claims.iter().map(|claim| owners.contains(&claim.owner)).collect();
-            let is_heard = self.has_listeners(&first.name);
+            let is_heard = self.has_waiters(&first.name);
             let handed_over = data.grant_next(semaphore, first, is_heard);
             let remaining = match semaphore.queue.entries.front() {
                 // The lease is free, and the first waiter does not receive pushes.
@@ -83,7 +83,7 @@ impl Leases for MemoryBackend {
         Ok(self.with_semaphore(&claim.name, claim.mode.into(), |data, semaphore| {
             semaphore.queue.leave(claim.owner);
             let was_held = semaphore.end(claim);
-            let is_heard = self.has_listeners(&claim.name);
+            let is_heard = self.has_waiters(&claim.name);
             let is_handed_over = data.grant_next(semaphore, claim, is_heard);
             if was_held && !is_handed_over && claim.wakes_all() {
                 data.push(&claim.name, Change::Wake);
@@ -107,7 +107,7 @@ impl Leases for MemoryBackend {
             }
             let grant = data.grant(semaphore, to);
             if !to.mode.is_fenced() {
-                data.grant_next(semaphore, to, self.has_listeners(&to.name));
+                data.grant_next(semaphore, to, self.has_waiters(&to.name));
             }
             Some(grant)
         }))
@@ -149,7 +149,7 @@ impl Leases for MemoryBackend {
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         Ok(self.with_semaphore(name, kind, |data, semaphore| {
             let waiting = match name.family {
-                Family::Cache => u32::from(self.has_listeners(name)),
+                Family::Cache => u32::from(self.has_waiters(name)),
                 _ => u32::try_from(semaphore.queue.entries.len()).unwrap_or(u32::MAX),
             };
             let last_end = semaphore.hold_ends().max();

@@ -208,11 +208,13 @@ impl Watches {
         read(&self.0).is_empty()
     }
 
+    /// Notifies all watches. A listener may begin a watch, so this holds no lock meanwhile.
     pub(in crate::cache) fn each(&self, notify: impl Fn(&WatchedOrder)) {
-        for watch in read(&self.0).iter() {
-            if let Some(watch) = watch.upgrade() {
-                notify(&watch);
-            }
+        let watches = read(&self.0);
+        let all: Vec<_> = watches.iter().filter_map(Weak::upgrade).collect();
+        drop(watches);
+        for watch in all {
+            notify(&watch);
         }
     }
 }

@@ -127,7 +127,7 @@ impl Listener {
         let Contention { channels, contended } = &*self.contention;
         let now = Instant::now();
         let removed = contended.remove_if(&self.name, |name, until| {
-            *until <= now && !channels.has_listeners(&name.prefix)
+            *until <= now && !channels.has_waiters(&name.prefix)
         });
         self.has_ended = removed.is_some();
         self.has_ended

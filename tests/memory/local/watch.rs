@@ -1,8 +1,9 @@
 //! A cache of the user's own that is kept true.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::mpsc};
 
-use bellwether::cache::EntryWatch;
+use bellwether::cache::{EntryWatch, LocalTier};
+use tokio::runtime::Builder;
 
 use crate::prelude::*;
 
@@ -128,4 +129,31 @@ async fn a_listener_that_panics_stops_nothing() {
     front.insert("k", 1);
     here.invalidate("k").await.unwrap();
     assert_eq!(front.get("k"), Some(1), "the watch is gone");
+}
+
+/// A listener builds a cache with a local tier, and begins a watch. The backend and the cache hold
+/// no lock meanwhile.
+#[test]
+fn a_listener_may_begin_another_watch() {
+    let (sender, done) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let backend = MemoryBackend::new();
+            let builder = move || Cache::<u64>::builder(backend.clone(), "bellwether");
+            let here = builder().build().unwrap();
+            let there = builder().build().unwrap();
+            let begun = Mutex::new(Vec::new());
+            let watched = here.clone();
+            let _watch = here.watch(move |_| {
+                let built = builder().local(LocalTier::default()).build().unwrap();
+                begun.lock().unwrap().push((built, watched.watch(|_| {})));
+            });
+            for actor in [&there, &here] {
+                actor.insert("k", &1).await.unwrap();
+            }
+        });
+        sender.send(()).unwrap();
+    });
+    done.recv_timeout(10 * SECOND).expect("a listener waits for a lock that its own thread holds");
 }

@@ -89,6 +89,6 @@ impl NodeEvents {
 
     /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.
     pub(super) fn lost(&self) {
-        self.all.channels.lost(|channel| self.serves(channel));
+        self.all.channels.note_lost(|channel| self.serves(channel));
     }
 }

@@ -259,7 +259,7 @@ impl KnownNodes {
             slots.set(Finding::Known(now.clone()));
             if let Some(before) = before {
                 new_connections.send_replace(());
-                channels.lost(|channel| {
+                channels.note_lost(|channel| {
                     let slot = slot_of(channel.as_bytes());
                     before.owner(slot) != now.owner(slot)
                 });
@@ -271,7 +271,7 @@ impl KnownNodes {
         let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
-        let wanted = channels.wanted(|_| true);
+        let wanted = channels.open_channels(|_| true);
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
         owners.into_iter().for_each(|owner| self.at(owner).commands.start());

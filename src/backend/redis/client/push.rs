@@ -143,7 +143,7 @@ impl Subscriptions<'_> {
         let channels = &events.all.channels;
         let is_known =
             |channel: &str| self.subscribed.contains(channel) || self.refused.contains(channel);
-        let opened = channels.wanted(|channel| events.serves(channel) && !is_known(channel));
+        let opened = channels.open_channels(|channel| events.serves(channel) && !is_known(channel));
         let replies = self.each("SUBSCRIBE", &opened).await?;
         for (channel, reply) in opened.into_iter().zip(replies) {
             match reply.extract_error() {
@@ -162,7 +162,7 @@ impl Subscriptions<'_> {
         // A slot may have moved meanwhile. Its new node answers for its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
         channels.set_confirmed(true, is_here);
-        let stays = |channel: &Arc<str>| channels.wants(channel) && events.serves(channel);
+        let stays = |channel: &Arc<str>| channels.is_open(channel) && events.serves(channel);
         let closed: Vec<_> = self.subscribed.extract_if(|channel| !stays(channel)).collect();
         lock(&self.pushes.leaving).extend(closed.iter().cloned());
         // A refusal says that the channel has moved to another node.

@@ -107,7 +107,7 @@ impl Leases for RedisBackend {
         // push before this answer. So the script answers after the pushes. A fair mutex is left
         // out, because each of its releases would become two commands.
         let is_contended = claim.mode == Mode::Exclusive
-            && self.0.servers.events.channels.has_listeners(&claim.name.prefix);
+            && self.0.servers.events.channels.has_waiters(&claim.name.prefix);
         self.released(&call.answered_last(is_contended)).await
     }
 

@@ -55,7 +55,7 @@ impl RedisBackend {
         let wanted = [names.of_tags(name), names.of_tiers(name)];
         let is_heard = wanted.iter().all(|channel| channels.is_confirmed(channel));
         if !is_heard {
-            if !begins || wanted.iter().all(|channel| channels.wants(channel)) {
+            if !begins || wanted.iter().all(|channel| channels.is_open(channel)) {
                 return false;
             }
             channels.open(&names.registered(name));
