@@ -1,6 +1,10 @@
 //! Servers die, hang, change their password and come back, and runtimes go away.
 
-use std::{future::Future, pin::pin};
+use std::{
+    future::{Future, pending},
+    pin::pin,
+    sync::{Mutex, mpsc},
+};
 
 use bellwether::backend::Changes;
 use futures_util::poll;
@@ -326,6 +330,108 @@ fn a_runtime_that_ends_beside_another_costs_it_one_recovery() {
         let (_, recovered) = other.join().unwrap();
         assert!(recovered, "the other runtime does not recover");
     }
+}
+
+/// A runtime is slow to end: one of its connections is being made, and the callback for credentials
+/// takes its time to end. Meanwhile another runtime uses the backend, and must have a connection
+/// from then on.
+#[test]
+fn a_runtime_that_ends_slowly_takes_no_connection_from_another() {
+    let first = runtime();
+    let server = first.block_on(RedisServer::start());
+    let (begun, has_begun) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
+    let slow = Mutex::new(Some(SlowEnd { begun, ended: Mutex::new(ended) }));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let calls = asked.clone();
+    // The first call is for the connection for commands, and the second one for pushes.
+    let credentials = move || {
+        let is_second = calls.fetch_add(1, Ordering::SeqCst) == 1;
+        let slow = is_second.then(|| slow.lock().unwrap().take().unwrap());
+        async move {
+            if slow.is_some() {
+                pending::<()>().await;
+            }
+            drop(slow);
+            Ok::<_, Infallible>(("default".to_owned(), String::new()))
+        }
+    };
+    let builder = RedisBackend::builder().server(server.url()).credentials(credentials);
+    let backend = builder.command_timeout(TIME_OUT / 4).build().unwrap();
+    first.block_on(async {
+        assert!(eventually(LIMIT, || works(&backend)).await);
+        assert!(comes_true(LIMIT, async || asked.load(Ordering::SeqCst) >= 2).await);
+    });
+    let ending = std::thread::spawn(move || drop(first));
+    has_begun.recv_timeout(LIMIT).expect("the callback does not end");
+    runtime().block_on(async {
+        let _ = eventually(SLACK, || works(&backend)).await;
+        end.send(()).unwrap();
+        ending.join().unwrap();
+        assert!(
+            eventually(RECOVERY, || works(&backend)).await,
+            "the other runtime does not recover"
+        );
+        for _ in 0..10 {
+            assert!(works(&backend).await, "the other runtime has lost its connection");
+        }
+    });
+}
+
+/// Says that its end begins, and ends when the test permits it.
+struct SlowEnd {
+    begun: mpsc::Sender<()>,
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Drop for SlowEnd {
+    fn drop(&mut self) {
+        let _ = self.begun.send(());
+        let _ = self.ended.lock().unwrap().recv_timeout(2 * LIMIT);
+    }
+}
+
+/// An ACL forbids `ROLE`, so a replica is noticed only by its answers. Each write costs a
+/// connection, and the pauses before the next one grow.
+#[tokio::test]
+async fn a_server_that_refuses_each_write_is_connected_to_ever_more_rarely() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["ACL", "SETUSER", "shop", "on", "nopass", "~*", "&*", "+@all", "-role"]).await;
+    raw.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+    let backend = open(&server.url_of("shop:any", 0));
+    let mut connections = async || raw.number("stats", "total_connections_received:").await;
+    let before = connections().await;
+    let begun = Instant::now();
+    while begun.elapsed() < SLACK {
+        let write = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await;
+        assert!(write.is_err());
+        sleep(MS).await;
+    }
+    let made = connections().await - before;
+    assert!(made >= 2, "the connection was not replaced");
+    assert!(made <= 16, "{made} connections in 2 s");
+}
+
+/// Returns how long all connections have stood.
+fn stood_for(backend: &RedisBackend) -> Option<Duration> {
+    backend.connections().stood_for
+}
+
+#[test]
+fn connections_that_ended_with_their_runtime_do_not_stand() {
+    let first = runtime();
+    let server = first.block_on(RedisServer::start());
+    let backend = open(&server.url());
+    assert_eq!(stood_for(&backend), None);
+    first.block_on(async { assert!(eventually(LIMIT, || works(&backend)).await) });
+    assert!(stood_for(&backend) > Some(Duration::ZERO));
+    drop(first);
+    assert_eq!(stood_for(&backend), Some(Duration::ZERO));
+    runtime().block_on(async {
+        assert!(eventually(RECOVERY, || works(&backend)).await);
+        assert!(stood_for(&backend) > Some(Duration::ZERO));
+    });
 }
 
 /// The drop of the last clone ends its connections.

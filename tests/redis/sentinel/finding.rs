@@ -236,3 +236,40 @@ async fn a_late_answer_ends_no_trust_in_the_sentinel_that_announced_a_switch() {
     backend.acquire(&mutex_claim("k")).await.unwrap();
     assert!(!new.raw().await.keys("*").await.is_empty(), "the backend is back at the old master");
 }
+
+/// The master that died counts no more when the sentinels name another one.
+#[tokio::test]
+async fn a_master_that_was_replaced_is_no_broken_connection() {
+    let mut old = RedisServer::start().await;
+    let new = RedisServer::start().await;
+    let fake = Fake::start(Says::Master(old.port())).await;
+    let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
+    backend.ping().await.unwrap();
+    let stand = async || backend.connections().stood_for > Some(Duration::ZERO);
+    assert!(stand().await);
+    old.kill();
+    let is_broken = async || !stand().await;
+    assert!(comes_true(LIMIT, is_broken).await, "a broken connection counts as one that stands");
+    fake.say(Says::Master(new.port()));
+    assert!(comes_true(LIMIT, || works(&backend)).await, "the new master is not found");
+    assert!(comes_true(LIMIT, stand).await, "the old master counts as a broken connection");
+}
+
+/// The watch of the sentinels ends with its runtime, and so do the connections. No master is known
+/// then, and the waiters must be woken all the same.
+#[tokio::test]
+async fn a_listener_of_a_master_is_woken_when_its_runtime_has_ended() {
+    let server = RedisServer::start().await;
+    let fake = Fake::start(Says::Master(server.port())).await;
+    let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
+    let first = backend.clone();
+    let other = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(first.changes(&name("k"))).unwrap()
+    });
+    let mut changes = other.await.unwrap();
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+    let mut anew = backend.changes(&name("k")).await.unwrap();
+    let burnt = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut anew).await, Change::Invalidated(burnt));
+}

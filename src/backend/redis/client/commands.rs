@@ -1,6 +1,6 @@
 //! Commands, and what goes with them in one write.
 
-use redis::{Cmd, Pipeline, Value};
+use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 
 use super::{
     failure::{CommandFailure, CommandRetry},
@@ -44,13 +44,12 @@ impl Link {
             let replies = Box::pin(self.run_all(&commands, asking)).await?;
             return replies.into_iter().next().unwrap_or(Ok(Value::Nil));
         }
-        let sent =
-            self.exchange(
-                |mut connection| async move { connection.send_packed_command(command).await },
-            );
-        let (used, reply) = sent.await?;
+        let send = |mut client: MultiplexedConnection| async move {
+            client.send_packed_command(command).await
+        };
+        let (used, reply) = self.exchange(send).await?;
         let reply = reply.and_then(Value::extract_error);
-        reply.map_err(|error| self.failure(error, &used))
+        reply.map_err(|error| self.failed(error, &used))
     }
 
     /// Runs commands, all in one write. Returns the reply to each.
@@ -71,11 +70,11 @@ impl Link {
     }
 
     pub(super) async fn send_all(&self, commands: &Pipeline) -> Result<Vec<Reply>, CommandFailure> {
-        let sent = self.exchange(|mut connection| async move {
-            connection.send_packed_commands(commands, 0, commands.len()).await
-        });
-        let (used, replies) = sent.await?;
-        let failure = |error| self.failure(error, &used);
+        let send = |mut client: MultiplexedConnection| async move {
+            client.send_packed_commands(commands, 0, commands.len()).await
+        };
+        let (used, replies) = self.exchange(send).await?;
+        let failure = |error| self.failed(error, &used);
         let replies = replies.map_err(failure)?.into_iter();
         Ok(replies.map(|value| value.extract_error().map_err(failure)).collect())
     }

@@ -22,11 +22,12 @@ use crate::{
     time::after,
 };
 
-/// A connection, and its driver, which ends with it.
+/// A connection, and its driver, which ends with the connection.
 pub(super) struct Connection {
-    pub(super) commands: MultiplexedConnection,
+    /// The client library's side of the connection.
+    pub(super) client: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
-    /// Cancelled to have this connection replaced.
+    /// Cancelled when the connection must not be used any more. The task then makes the next one.
     pub(super) broken: CancellationToken,
     /// How long commands wait for the next connection when this one broke.
     pub(super) reconnect_limit: Duration,
@@ -42,30 +43,36 @@ pub(super) async fn connect<T>(
     on_push: Option<OnPush>,
     first: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
 ) -> Result<(Connection, T), BackendError> {
-    let (limit, progress) = (config.command_timeout, Progress::new());
+    let limit = config.command_timeout;
+    let progress = Progress::new();
     let end = after(Instant::now(), config.connect_timeout());
     let reach = async {
-        Ok((config.log_in(server).await?, Socket::reach(server, progress.clone()).await?))
+        let settings = config.log_in(server).await?;
+        let socket = Socket::reach(server, progress.clone()).await?;
+        Ok((settings, socket))
     };
     let reached = timeout_at(end, reach).await.unwrap_or_else(|_| late(config));
     let (settings, socket) =
         reached.map_err(|error| failed(format!("cannot connect to {}", server.addr()), error))?;
     let log_in = async {
-        let (stream, driven) = (socket.secure(server, config).await?, progress.clone());
-        let (mut commands, driver) =
+        let stream = socket.secure(server, config).await?;
+        let (mut client, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, library(on_push)).await?;
-        let (mut driver, asked) = (Box::pin(driver), Instant::now());
-        // It may take as long as the connect time-out leaves.
+        let mut driver = Box::pin(driver);
+        let asked_at = Instant::now();
+        // The answer may take as long as the connect time-out leaves.
         let answer = tokio::select! {
-            answer = first(&mut commands) => answer?,
+            answer = first(&mut client) => answer?,
             () = &mut driver => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
         };
+        // It takes up to four round trips to connect. A slower first answer was a busy moment.
+        let round_trip = asked_at.elapsed().min(limit);
+        let reconnect_limit = limit.saturating_add(round_trip.saturating_mul(4));
+        let driven = progress.clone();
         let driver = tokio::spawn(async move { driven.drive(driver, limit).await });
         let _driver = AbortOnDropHandle::new(driver);
-        // It takes up to four round trips to connect. A slower first answer was a busy moment.
-        let reconnect_limit = limit.saturating_add(asked.elapsed().min(limit).saturating_mul(4));
         let broken = CancellationToken::new();
-        Ok((Connection { commands, progress, broken, reconnect_limit, _driver }, answer))
+        Ok((Connection { client, progress, broken, reconnect_limit, _driver }, answer))
     };
     let logged_in = timeout_at(end, log_in).await.unwrap_or_else(|_| late(config));
     logged_in.map_err(|error| unusable(server.addr(), error))

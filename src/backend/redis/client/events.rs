@@ -1,12 +1,10 @@
 //! The events that the connections of a backend report to the rest of the process.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
-use redis::ConnectionAddr;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -28,28 +26,35 @@ pub(in super::super) struct Events {
     pub(in super::super) new_connections: watch::Sender<()>,
     /// Notified when a slot has moved, or a connection broke.
     pub(super) trouble: Notify,
-    /// The slots that nodes serve. A map that was known stays, whatever fails.
+    /// The slots that nodes serve. A known map stays when a question fails.
     pub(super) slots: LatestFinding<Arc<SlotMap>>,
-    /// The channels are those of shards.
+    /// The servers are the nodes of a cluster, so the channels are shard channels.
     pub(super) is_cluster: bool,
     pub(in super::super) standing: Standing,
 }
 
-/// Since when the connections stand, for operators.
+/// Since when the connections for commands stand, for operators.
 #[derive(Default)]
 pub(in super::super) struct Standing {
-    /// Each server that was connected, and since when it is. `None` after a break.
-    servers: Mutex<HashMap<String, Option<Instant>>>,
+    connections: Mutex<Vec<Weak<ConnectedSince>>>,
     round_trip: Mutex<Option<Duration>>,
 }
 
+/// Since when one connection stands. `None` after a break.
+pub(super) type ConnectedSince = Mutex<Option<Instant>>;
+
 impl Standing {
-    pub(super) fn connected(&self, server: &ConnectionAddr) {
-        lock(&self.servers).insert(server.to_string(), Some(Instant::now()));
+    /// Adds a connection that is made for the first time. The connection counts while its owner
+    /// keeps the result, so a node that serves nothing any more counts no longer.
+    pub(super) fn add_connection(&self) -> Arc<ConnectedSince> {
+        let added = Arc::new(ConnectedSince::default());
+        let mut connections = lock(&self.connections);
+        connections.retain(|connection| connection.strong_count() > 0);
+        connections.push(Arc::downgrade(&added));
+        added
     }
 
-    pub(super) fn broke(&self, server: &ConnectionAddr) {
-        lock(&self.servers).insert(server.to_string(), None);
+    pub(super) fn forget_round_trip(&self) {
         *lock(&self.round_trip) = None;
     }
 
@@ -58,18 +63,26 @@ impl Standing {
     }
 
     pub(in super::super) fn connections(&self) -> Connections {
-        let servers = lock(&self.servers);
-        let times = servers.values().map(|since| since.map_or(Duration::ZERO, |at| at.elapsed()));
-        Connections { round_trip: *lock(&self.round_trip), stood_for: times.min() }
+        let mut stood_for = None;
+        for connection in lock(&self.connections).iter().filter_map(Weak::upgrade) {
+            let since = *lock(&connection);
+            let time = since.map_or(Duration::ZERO, |since| since.elapsed());
+            stood_for = Some(stood_for.map_or(time, |least: Duration| least.min(time)));
+        }
+        Connections { round_trip: *lock(&self.round_trip), stood_for }
     }
 }
 
 impl Events {
     pub(super) fn new(config: &RedisConfig, is_cluster: bool) -> Arc<Self> {
-        let (channels, new_connections, trouble) = Default::default();
-        let slots = LatestFinding::pending(config.first_connection_limit());
-        let standing = Standing::default();
-        Arc::new(Self { channels, new_connections, trouble, slots, is_cluster, standing })
+        Arc::new(Self {
+            channels: Channels::default(),
+            new_connections: watch::Sender::default(),
+            trouble: Notify::default(),
+            slots: LatestFinding::pending(config.first_connection_limit()),
+            is_cluster,
+            standing: Standing::default(),
+        })
     }
 }
 
@@ -81,14 +94,26 @@ pub(super) struct NodeEvents {
 }
 
 impl NodeEvents {
+    /// Returns whether this node is known to serve a channel.
     pub(super) fn serves(&self, channel: &str) -> bool {
-        let Some(node) = &self.node else { return true };
-        let slots = self.all.slots.known();
-        slots.is_some_and(|slots| slots.owner(slot_of(channel.as_bytes())) == Some(node))
+        self.known_to_serve(channel) == Some(true)
+    }
+
+    /// Returns whether another node is known to serve a channel, or none.
+    pub(super) fn has_lost(&self, channel: &str) -> bool {
+        self.known_to_serve(channel) == Some(false)
+    }
+
+    /// Returns `None` while no map of slots is known.
+    fn known_to_serve(&self, channel: &str) -> Option<bool> {
+        let Some(node) = &self.node else { return Some(true) };
+        let slots = self.all.slots.known()?;
+        let owner = slots.owner(slot_of(channel.as_bytes()));
+        Some(owner == Some(node))
     }
 
     /// Notes that the subscriptions to the server's channels are gone, and wakes the waiters.
-    pub(super) fn lost(&self) {
-        self.all.channels.note_lost(|channel| self.serves(channel));
+    pub(super) fn note_lost_subscriptions(&self) {
+        self.all.channels.note_lost(|channel| !self.has_lost(channel));
     }
 }

@@ -1,8 +1,8 @@
 //! The nodes that serve a backend: the master that sentinels name, or the nodes of a cluster.
 //!
-//! All keys of a name lie in one slot, and one node serves each slot. A master serves all of them.
-//! A task keeps the map of slots (`topology`). Each node has the connections that a single server
-//! has (`node`). They end when the node serves no slot any more.
+//! All keys of a name lie in one slot, and one node serves each slot. A master serves all slots. A
+//! task keeps the map of slots (`topology`). Each node has the connections that a single server has
+//! (`node`). These connections end when the node no longer serves any slot.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ use super::{
     node::Node,
     sentinel::Sentinels,
     settings::{self, Address, RedisConfig},
-    task::{Finding, OnDemandTask},
+    task::{Finding, OnDemandTask, RunningMark},
     topology::{SlotMap, slot_of},
 };
 use crate::{
@@ -47,16 +47,16 @@ pub(super) struct FoundNodes {
     watch: OnDemandTask,
 }
 
-/// The facts that the commands and the watch share.
+/// What the commands and the watch share.
 struct KnownNodes {
     events: Arc<Events>,
     guides: Guides,
-    /// Each node is connected to with its settings.
+    /// The settings for the connection to each node, but for the address.
     template: ConnectionInfo,
     config: RedisConfig,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
-    /// How often the log tells that no guide replies.
-    told: Rarely,
+    /// Limits the lines in the log about guides without a reply.
+    log_limit: Rarely,
 }
 
 /// The servers that say where the nodes are.
@@ -72,9 +72,14 @@ impl FoundNodes {
         config: &RedisConfig,
         events: &Arc<Events>,
     ) -> Self {
-        let (template, config, events) = (template.clone(), config.clone(), events.clone());
-        let (nodes, told) = Default::default();
-        let known = KnownNodes { events, guides, template, config, nodes, told };
+        let known = KnownNodes {
+            events: events.clone(),
+            guides,
+            template: template.clone(),
+            config: config.clone(),
+            nodes: Mutex::default(),
+            log_limit: Rarely::default(),
+        };
         Self { known: Arc::new(known), watch: OnDemandTask::default() }
     }
 
@@ -83,12 +88,14 @@ impl FoundNodes {
         Ok(slots.owners().into_iter().map(|owner| self.known.at(owner)).collect())
     }
 
-    pub(super) fn replace_connections(&self) {
-        lock(&self.known.nodes).values().for_each(|node| node.replace_connections());
+    pub(super) fn give_up_connections(&self) {
+        for node in lock(&self.known.nodes).values() {
+            node.give_up_connections();
+        }
     }
 
-    /// Returns a number for the node of a cluster that serves a name, or zero if it is not known.
-    /// A master takes the place of another.
+    /// Returns a number for the node of a cluster that serves a name, or zero if the node is not
+    /// known. All masters that sentinels name have the number zero.
     pub(super) fn shard(&self, name: &Name) -> usize {
         match (&self.known.guides, self.known.events.slots.known()) {
             (Guides::Cluster(_), Some(slots)) => slots.number(slot_of(name.prefix.as_bytes())),
@@ -145,7 +152,12 @@ impl FoundNodes {
 
     /// Returns the map of slots. The first call starts the task that asks for it.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
-        let start = || self.watch.start(|| keep_known(RunningWatch(self.known.clone())));
+        let start = || {
+            self.watch.start(|mark| {
+                let nodes = self.known.clone();
+                keep_known(RunningWatch { nodes, mark: Some(mark) })
+            });
+        };
         start();
         match self.known.events.slots.known() {
             Some(known) => Ok(known),
@@ -154,23 +166,28 @@ impl FoundNodes {
     }
 }
 
-/// Notes that the watch has ended with its runtime. The next command waits for its first answer.
-struct RunningWatch(Arc<KnownNodes>);
+/// A watch that runs. The drop notes that the watch has ended with its runtime.
+struct RunningWatch {
+    nodes: Arc<KnownNodes>,
+    mark: Option<RunningMark>,
+}
 
 impl Drop for RunningWatch {
     fn drop(&mut self) {
-        let KnownNodes { events, guides, config, .. } = &*self.0;
-        let pending = Finding::Pending(config.first_connection_limit());
-        match guides {
-            // The master may have been replaced. A node of a cluster redirects.
-            Guides::Sentinels(_) => events.slots.set(pending),
-            Guides::Cluster(_) => drop(events.slots.set_unless_known(pending)),
+        let KnownNodes { events, guides, config, .. } = &*self.nodes;
+        // The master may be replaced before the next watch. A node of a cluster redirects instead.
+        let is_kept = matches!(guides, Guides::Cluster(_)) && events.slots.known().is_some();
+        if !is_kept {
+            events.slots.set_silently(Finding::Pending(config.first_connection_limit()));
         }
+        // The next watch can start now. Its findings come after the note above.
+        drop(self.mark.take());
+        events.slots.wake();
     }
 }
 
 async fn keep_known(running: RunningWatch) {
-    let nodes = &running.0;
+    let nodes = &running.nodes;
     let (count, tick) = match &nodes.guides {
         Guides::Sentinels(sentinels) => (sentinels.count(), ASK_EVERY),
         Guides::Cluster(_) => (0, Duration::MAX),
@@ -192,7 +209,7 @@ impl KnownNodes {
                 }
                 Err(error) => {
                     let failed = Finding::Failed(error.clone());
-                    if self.events.slots.set_unless_known(failed) || self.told.first() {
+                    if self.events.slots.set_unless_known(failed) || self.log_limit.first() {
                         let error = Chain(&error);
                         warn!(%error, "no sentinel or cluster node replies; trying again");
                     }
@@ -211,9 +228,11 @@ impl KnownNodes {
                 self.replace(seeds.slots(owners, &self.config, turn).await?);
             }
             Guides::Sentinels(sentinels) => {
-                let reached = |owner: &&Address| !self.at(owner).commands.has_failed();
-                let master = sentinels.locate(owners.into_iter().find(reached)).await?;
-                // Otherwise another sentinel has announced a switch, which this one may not know.
+                let is_reached = |owner: &&Address| !self.at(owner).commands.has_failed();
+                let reached = owners.into_iter().find(is_reached);
+                let master = sentinels.locate(reached).await?;
+                // Otherwise another sentinel has announced a switch meanwhile, which the sentinel
+                // that replied may not know.
                 if self.events.slots.known() == known {
                     self.set_master(master);
                 }
@@ -225,7 +244,7 @@ impl KnownNodes {
     async fn keep_listening(&self, sentinel: usize) {
         let Guides::Sentinels(sentinels) = &self.guides else { return };
         loop {
-            // A sentinel that cannot be listened to may be asked all the same.
+            // A sentinel that refuses the subscription may still answer questions.
             let _ = sentinels.listen(sentinel, |master| self.set_master(master)).await;
             sleep(ASK_EVERY.mul_f64(0.5 + random::fraction())).await;
         }
@@ -238,7 +257,7 @@ impl KnownNodes {
         let info = settings::at(&self.template, address);
         let events = NodeEvents { all: self.events.clone(), node: Some(address.clone()) };
         let node = Arc::new(Node::new(&info, &self.config, &events));
-        // Another task may have inserted the node meanwhile, which is then used.
+        // Another task may have inserted the node meanwhile. Then that node is used.
         lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
     }
 
@@ -250,10 +269,11 @@ impl KnownNodes {
         self.replace(now);
     }
 
-    /// Takes over a map of slots. Drops the nodes that serve no slot any more, and starts the
-    /// connections of those that serve the channels that are open.
+    /// Takes over a map of slots. Drops the nodes that no longer serve any slot, and starts the
+    /// connections of the nodes that serve an open channel.
     fn replace(&self, now: SlotMap) {
-        let (now, Events { slots, channels, new_connections, .. }) = (Arc::new(now), &*self.events);
+        let now = Arc::new(now);
+        let Events { slots, channels, new_connections, .. } = &*self.events;
         let before = slots.known();
         if before.as_ref() != Some(&now) {
             slots.set(Finding::Known(now.clone()));
@@ -271,9 +291,12 @@ impl KnownNodes {
         let gone: Vec<_> = lock(&self.nodes).extract_if(is_gone).collect();
         // Not under the lock, because a node ends with the tasks of its connections.
         drop(gone);
-        let wanted = channels.open_channels(|_| true);
-        let owners: HashSet<_> =
-            wanted.iter().filter_map(|channel| now.owner(slot_of(channel.as_bytes()))).collect();
-        owners.into_iter().for_each(|owner| self.at(owner).commands.start());
+        let mut owners_of_channels = HashSet::new();
+        for channel in channels.open_channels(|_| true) {
+            owners_of_channels.extend(now.owner(slot_of(channel.as_bytes())));
+        }
+        for owner in owners_of_channels {
+            self.at(owner).commands.start();
+        }
     }
 }

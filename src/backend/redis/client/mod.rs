@@ -39,7 +39,7 @@ pub(super) use self::{
     events::Events,
     replicas::Confirmation,
     settings::{RedisConfig, Replicas, Secret},
-    task::OnDemandTask,
+    task::{OnDemandTask, RunningMark},
 };
 
 use self::{
@@ -227,17 +227,19 @@ impl Servers {
         }
     }
 
-    /// Replaces the current connections after a reply that does not match its command.
-    pub(super) fn replace_connections(&self) {
+    /// Has all connections replaced, after a reply that does not match its command.
+    pub(super) fn give_up_connections(&self) {
         match &self.nodes {
-            Nodes::Fixed(node) => node.replace_connections(),
-            Nodes::Found(found) => found.replace_connections(),
+            Nodes::Fixed(node) => node.give_up_connections(),
+            Nodes::Found(found) => found.give_up_connections(),
         }
     }
 
-    /// Waits for a connection to the server of a channel, which has one for pushes as well then.
-    pub(super) async fn connected(&self, channel: &str) -> Result<(), BackendError> {
-        self.at(channel.as_bytes(), async |node, _| Ok(node.commands.connected().await?)).await
+    /// Waits for a connection to the server of a channel. The task of that connection then makes
+    /// the connection for pushes.
+    pub(super) async fn until_connected(&self, channel: &str) -> Result<(), BackendError> {
+        let connect = async |node: Arc<Node>, _| Ok(node.commands.until_connected().await?);
+        self.at(channel.as_bytes(), connect).await
     }
 
     pub(super) fn shard(&self, name: &Name) -> usize {

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::backend::redis::scripts::Call;
 
-/// One server and its connections. A waiter may listen behind any command, so the task of these has
-/// one more, for pushes.
+/// One server and its connections for commands. Any caller may become a waiter, so the task of
+/// these connections keeps one more connection, for pushes.
 pub(super) struct Node {
     pub(super) commands: Link,
     /// Only if replicas confirm grants. A `WAIT` delays all later commands of its connection.
@@ -35,10 +35,10 @@ impl Node {
         }
     }
 
-    pub(super) fn replace_connections(&self) {
-        self.commands.replace();
+    pub(super) fn give_up_connections(&self) {
+        self.commands.give_up();
         if let Some(grants) = &self.grants {
-            grants.link.replace();
+            grants.link.give_up();
         }
     }
 }

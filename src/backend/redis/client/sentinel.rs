@@ -60,7 +60,8 @@ impl Sentinels {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let (info, config_of_master) = (master.clone(), config_of_master.clone());
+        let info = master.clone();
+        let config_of_master = config_of_master.clone();
         let trusted = Mutex::default();
         Ok((Self { all, config, name, master, config_of_master, trusted }, info))
     }

@@ -180,13 +180,15 @@ pub(super) struct Address {
 
 /// Returns the same settings for another server.
 pub(super) fn at(info: &ConnectionInfo, address: &Address) -> ConnectionInfo {
-    let (host, port) = (address.host.to_string(), address.port);
-    info.clone().set_addr(match info.addr() {
+    let host = address.host.to_string();
+    let port = address.port;
+    let address = match info.addr() {
         ConnectionAddr::TcpTls { .. } => {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         }
         _ => ConnectionAddr::Tcp(host, port),
-    })
+    };
+    info.clone().set_addr(address)
 }
 
 /// Reads several URLs. An error tells which of them is wrong.

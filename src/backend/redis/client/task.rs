@@ -22,19 +22,20 @@ use crate::{
 
 /// A background task that starts on the current runtime when it is first needed.
 ///
-/// It starts again after its runtime has ended, and is aborted when this is dropped.
+/// The task starts again after its runtime has ended. The drop of this aborts the task.
 #[derive(Default)]
 pub(in super::super) struct OnDemandTask {
     is_running: Arc<AtomicBool>,
     abort: Mutex<Option<AbortHandle>>,
 }
 
-/// Marks the task as ended, however it ends.
-struct Running(Arc<AtomicBool>);
+/// The mark that a task runs. The next task can start once the mark is dropped, so the task drops
+/// everything else first.
+pub(in super::super) struct RunningMark(Arc<AtomicBool>);
 
 impl OnDemandTask {
-    /// Starts the task, unless it runs.
-    pub(in super::super) fn start<F>(&self, task: impl FnOnce() -> F)
+    /// Starts the task, unless it runs. The task gets a mark, and keeps the mark to its end.
+    pub(in super::super) fn start<F>(&self, task: impl FnOnce(RunningMark) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -42,21 +43,14 @@ impl OnDemandTask {
         if self.is_running.load(Ordering::Acquire) || self.is_running.swap(true, Ordering::AcqRel) {
             return;
         }
+        let mark = RunningMark(self.is_running.clone());
         let mut abort = lock(&self.abort);
-        let (running, task) = (Running(self.is_running.clone()), task());
-        let handle = tokio::spawn(async move {
-            // The mark is dropped before the task, polled or not, so that a waiter that is woken by
-            // the end of the task can start it again.
-            let running = running;
-            let task = std::pin::pin!(task);
-            let _running = running;
-            task.await;
-        });
+        let handle = tokio::spawn(task(mark));
         *abort = Some(handle.abort_handle());
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningMark {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -73,7 +67,8 @@ impl Drop for OnDemandTask {
 /// The result of a task: a connection, the master, or the map of slots.
 #[derive(Clone)]
 pub(super) enum Finding<T> {
-    /// The first attempt, or the first one after a break. Others wait for it for so long.
+    /// The first attempt is under way, or the first attempt after a break. Callers wait for its end
+    /// within this time.
     Pending(Duration),
     Known(T),
     /// The last attempt failed. The task makes the next one.
@@ -92,6 +87,19 @@ impl<T: Clone> LatestFinding<T> {
         self.0.send_replace(finding);
     }
 
+    /// Sets the finding, and wakes no caller before [`wake`](Self::wake).
+    pub(super) fn set_silently(&self, finding: Finding<T>) {
+        self.0.send_if_modified(|now| {
+            *now = finding;
+            false
+        });
+    }
+
+    /// Wakes the callers that wait, so that one of them starts the next task.
+    pub(super) fn wake(&self) {
+        self.0.send_modify(|_| {});
+    }
+
     /// Replaces the finding unless something is known. Returns whether it was pending.
     pub(super) fn set_unless_known(&self, finding: Finding<T>) -> bool {
         let mut was_pending = false;
@@ -106,8 +114,8 @@ impl<T: Clone> LatestFinding<T> {
         was_pending
     }
 
-    /// Notes that what some callers used is broken, unless it was replaced meanwhile.
-    pub(super) fn broke(&self, is_this: impl Fn(&T) -> bool, limit: Duration) {
+    /// Makes a finding pending that a caller found broken, unless the task has replaced it.
+    pub(super) fn give_up(&self, is_this: impl Fn(&T) -> bool, limit: Duration) {
         self.0.send_if_modified(|now| {
             let is_this = matches!(now, Finding::Known(known) if is_this(known));
             if is_this {
@@ -133,11 +141,12 @@ impl<T: Clone> LatestFinding<T> {
     }
 
     /// Returns what is known, or waits for the attempt that is under way. Fails at once if the last
-    /// one failed. `start` starts the task.
+    /// attempt failed. `start` starts the task.
     pub(super) async fn wait(&self, start: impl Fn()) -> Result<T, BackendError> {
-        let (begun, mut findings) = (Instant::now(), self.0.subscribe());
+        let begun = Instant::now();
+        let mut findings = self.0.subscribe();
         loop {
-            // Cloned, because the start of the task writes it.
+            // Cloned, because `start` must run without the lock of the finding.
             let now = findings.borrow_and_update().clone();
             let limit = match now {
                 Finding::Known(known) => return Ok(known),

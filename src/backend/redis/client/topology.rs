@@ -76,7 +76,8 @@ impl SlotMap {
             let [Value::Int(first), Value::Int(last), master, ..] = fields.as_slice() else {
                 return None;
             };
-            let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+            let first = u16::try_from(*first).ok()?;
+            let last = u16::try_from(*last).ok()?;
             if first > last || last >= COUNT {
                 return None;
             }

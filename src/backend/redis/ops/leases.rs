@@ -220,7 +220,7 @@ impl Leases for RedisBackend {
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let mut changes = self.listen(name, None);
         changes.subscribe();
-        self.0.servers.connected(&name.suffixed(self.channel())).await?;
+        self.0.servers.until_connected(&name.suffixed(self.channel())).await?;
         in_time(self.0.servers.config.command_timeout, changes.confirmed().map(Ok)).await?;
         Ok(changes)
     }

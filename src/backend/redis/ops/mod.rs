@@ -100,7 +100,7 @@ impl RedisBackend {
     /// another command.
     fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {
         if reply.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            self.0.servers.replace_connections();
+            self.0.servers.give_up_connections();
         }
         reply
     }

@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::super::{
     RedisBackend, RedisInner,
-    client::OnDemandTask,
+    client::{OnDemandTask, RunningMark},
     keys,
     scripts::{Call, SCRIPTS},
 };
@@ -66,13 +66,13 @@ impl RedisBackend {
         }
         // At most one task publishes to this backend.
         let inner = Arc::downgrade(&self.0);
-        self.0.heartbeat.task.start(|| publish_to_itself(inner));
+        self.0.heartbeat.task.start(|mark| publish_to_itself(inner, mark));
         is_heard
     }
 }
 
 /// Publishes heartbeats at intervals, until the last local tier ends.
-async fn publish_to_itself(backend: Weak<RedisInner>) {
+async fn publish_to_itself(backend: Weak<RedisInner>, _mark: RunningMark) {
     while let Some(inner) = backend.upgrade() {
         let every = lock(&inner.heartbeat.every).unwrap_or(Duration::from_millis(250));
         if !inner.servers.events.channels.has_taps() {
