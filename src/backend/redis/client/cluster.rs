@@ -15,15 +15,15 @@ use super::{
 };
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind};
 
-/// How many nodes are asked at once, so that one that hangs holds up no other. With all of them, a
-/// large cluster would be asked too much.
+/// How many nodes are asked at once. With one node, a node that hangs would hold up the question.
+/// With all nodes, a large cluster would get too many questions.
 const AT_ONCE: usize = 2;
 
 /// The nodes by which a cluster is found.
 pub(super) struct Seeds(Vec<ConnectionInfo>);
 
 impl Seeds {
-    /// Returns the nodes with these URLs, and the first of them.
+    /// Returns the nodes with these URLs, and the settings of the first node.
     pub(super) fn new(urls: &[String]) -> Result<(Self, ConnectionInfo), Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         let seeds = settings::parse_all(urls)?;
@@ -45,7 +45,7 @@ impl Seeds {
     }
 
     /// Asks the known nodes and the seeds for the map of slots, a few at once. Each turn begins
-    /// with another node, because one may be out of date.
+    /// with another node, because the map of a node may be out of date.
     pub(super) async fn slots(
         &self,
         mut known: Vec<ConnectionInfo>,

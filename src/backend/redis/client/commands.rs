@@ -1,4 +1,4 @@
-//! Commands, and what goes with them in one write.
+//! How commands are sent on a link: a script, one command, or several in one write.
 
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 
@@ -13,8 +13,8 @@ pub(super) type Reply = Result<Value, CommandFailure>;
 impl Link {
     /// Runs a script, and sends its source if the server does not know it.
     ///
-    /// With `asking`, an `ASKING` goes before each command, for a node that is about to receive the
-    /// slot.
+    /// With `asking`, an `ASKING` goes before each command, because the node is about to receive
+    /// the slot.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> Reply {
         let (first, reply) = match &call.with_first {
             None => (None, self.run(&call.by_digest, asking).await),

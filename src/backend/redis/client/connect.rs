@@ -89,7 +89,8 @@ pub(super) async fn open_pubsub(
     PubSub::new(&settings, stream).await
 }
 
-/// Returns the configuration of a connection. Each wait of this crate has a time-out of its own.
+/// Returns the client library's configuration, without a time-out, because this crate limits each
+/// wait.
 fn library(on_push: Option<OnPush>) -> AsyncConnectionConfig {
     let config =
         AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(1024);
@@ -107,7 +108,7 @@ fn late<T>(config: &RedisConfig) -> Result<T, RedisError> {
     Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
 }
 
-/// Returns the error, with the words of the client library.
+/// Returns an error of this kind with the words of the client library.
 fn failed(what: String, error: RedisError) -> BackendError {
     BackendError::new(BackendErrorKind::Unavailable, format!("{what}: {error}"))
 }
@@ -132,7 +133,7 @@ fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
         return failed(what, error);
     }
     let cause = match server {
-        // Nobody is told to leave TLS.
+        // No advice here is to do without TLS.
         ConnectionAddr::TcpTls { .. } => "is without TLS: then give its port for TLS",
         _ => "is for TLS: then use `rediss:`",
     };
@@ -143,11 +144,11 @@ fn unusable(server: &ConnectionAddr, error: RedisError) -> BackendError {
     failed(text, error)
 }
 
-/// Fails if the server cannot be written to, or is not what the settings call it. Gives the
-/// connection its name.
+/// Fails if the server is a replica, or of another kind than the settings say. Gives the connection
+/// its name.
 ///
-/// An ACL may forbid each of the commands. A replica then answers the first write with READONLY,
-/// and a node of a cluster most commands with MOVED.
+/// An ACL may forbid each of the commands. Then a replica answers the first write with READONLY,
+/// and a node of a cluster answers most commands with MOVED.
 pub(super) async fn refuse_unfit(
     connection: &mut MultiplexedConnection,
     name: Option<&str>,
@@ -177,7 +178,7 @@ pub(super) async fn refuse_unfit(
     Ok(())
 }
 
-/// Says what a server is that does not know the question of a guide, such as a plain server in the
+/// Explains the error of a server that does not know the question, such as a plain server in the
 /// place of a sentinel. Keeps the words of the server.
 pub(super) fn explain_unfit(error: RedisError, why: &'static str) -> RedisError {
     let said = error.detail().unwrap_or_default();

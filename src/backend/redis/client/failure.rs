@@ -4,8 +4,9 @@ use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
 
-/// The codes of a server that refuses until it is well again: it is in a failover, loads its data,
-/// cannot save, lacks replicas, or runs a long script; or a slot of the cluster moves.
+/// The codes of refusals that pass without a change of the command: the server is in a failover,
+/// loads its data, cannot save, lacks replicas, or runs a long script; or a slot of the cluster
+/// moves.
 const PASSING: &[&str] = &[
     "READONLY",
     "LOADING",
@@ -18,7 +19,7 @@ const PASSING: &[&str] = &[
 ];
 
 pub(super) struct CommandFailure {
-    /// How to send the command so that it works; `None` where no way is known.
+    /// How to send the command so that the command works, or `None` if no way is known.
     pub(super) retry: Option<CommandRetry>,
     pub(super) error: BackendError,
 }
@@ -27,8 +28,8 @@ pub(super) struct CommandFailure {
 pub(super) enum CommandRetry {
     /// With the source of the script.
     WithSource,
-    /// To this node, which serves the slot now. With `asking`, it is about to receive the slot, and
-    /// serves only commands behind an `ASKING`.
+    /// To this node, which serves the slot now. With `asking`, the node is about to receive the
+    /// slot, and serves only commands behind an `ASKING`.
     At { node: String, asking: bool },
     /// A moment later: the keys of the command are split over two nodes.
     Later,
@@ -51,16 +52,19 @@ impl CommandFailure {
         };
         let lacks_right =
             error.detail().is_some_and(|text| text.contains("can't run this command"));
-        // The library shows the source of its error in the text, so the text is all.
-        let why = match lacks_right {
+        // The text has all that the client library knows, also the source of its error.
+        let mut why = error.to_string();
+        if lacks_right {
             // The server does not name the command.
-            true => format!(
-                "an ACL forbids a command of the script; `RedisBackend::ready` names it: {error}"
-            ),
-            false => error.to_string(),
-        };
-        let error = outlook(BackendError::new(kind, why));
-        Self { retry, error: if lacks_right { error.forbidden() } else { error } }
+            why = format!(
+                "an ACL forbids a command of the script; `RedisBackend::ready` names it: {why}"
+            );
+        }
+        let mut error = outlook(BackendError::new(kind, why));
+        if lacks_right {
+            error = error.forbidden();
+        }
+        Self { retry, error }
     }
 }
 
@@ -105,14 +109,14 @@ fn asks_to_reconnect(error: &RedisError) -> bool {
 ///
 /// Before version 7, Redis reports a failure in a script as an `ERR` with the code in its text:
 /// `Error running script (call to f_..): @user_script:9: WRONGTYPE Operation against ..`. Every
-/// version so reports what a script says itself.
+/// version reports an error of the script's own in this way.
 fn code(error: &RedisError) -> Option<&str> {
     let code = error.code()?;
     let inner = error.detail().and_then(|text| {
         if text.starts_with("FOREIGN ") {
             return Some("FOREIGN");
         }
-        // Some refusals have the place twice.
+        // Some refusals name the line of the script twice.
         let (_, mut said) = text.strip_prefix("Error running script")?.split_once("@user")?;
         while let Some(behind) = said.strip_prefix("_script:") {
             said = behind.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
@@ -129,8 +133,8 @@ mod tests {
 
     use super::*;
 
-    /// Texts of servers of version 6 and 7. Only a refusal until an operator acts is lasting. A
-    /// server that is not well counts as away.
+    /// Texts of servers of version 6 and 7. A refusal is lasting if an operator must act. A server
+    /// whose refusal passes counts as away.
     #[test]
     fn the_code_of_a_failure_is_found_and_whether_it_is_lasting() {
         let of_script = "ERR Error running script (call to f_32): @user_script:";

@@ -2,10 +2,10 @@
 //!
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server is
 //! a `node` with up to three connections: for commands, for grants that replicas confirm
-//! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`, whose task
-//! keeps them connected, and reports `events`. Nodes are fixed, or are `found` by asking a
-//! `sentinel` or a `cluster`. A connection is made in `connect`, over a `socket` that knows when
-//! bytes last moved on its `stream`. `failure` says what an error means.
+//! (`replicas`), and for pushes (`push`). Commands (`commands`) are sent on a `link`. The task of
+//! the link (`task`) keeps the connections, and reports `events`. Nodes are fixed, or are `found`
+//! by asking a `sentinel` or a `cluster`. A connection is made in `connect`, over a `socket` that
+//! knows when bytes last moved on its `stream`. `failure` says what an error means.
 
 mod cluster;
 mod commands;
@@ -73,7 +73,7 @@ enum Nodes {
 }
 
 impl Servers {
-    /// Returns the servers, and the database. A cluster has no databases.
+    /// Returns the servers, and the number of the database. A cluster has no databases.
     pub(super) fn new(config: RedisConfig) -> Result<(Self, Option<i64>), Error> {
         let location = config.location().map_err(|why| {
             let words = format!("no server was given, or more than one place of servers: {why}");
@@ -106,7 +106,8 @@ impl Servers {
         self.at(call.first_key(), run).await
     }
 
-    /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
+    /// Runs a script that grants something. Returns the reply, and whether enough replicas
+    /// confirmed the grant.
     pub(super) async fn grant(
         &self,
         call: &Call<'_>,
@@ -161,7 +162,7 @@ impl Servers {
         self.at_each(|link| async move { Ok(link.call(call, false).await?) }).await
     }
 
-    /// Tries the `WAIT` that grants need, at each server. It waits for no replica.
+    /// Tries the `WAIT` that grants need, at each server. This `WAIT` waits for no replica.
     pub(super) async fn try_wait_at_each(&self) -> Result<(), BackendError> {
         if self.config.replicas.is_none() {
             return Ok(());
@@ -174,14 +175,15 @@ impl Servers {
         }
     }
 
-    /// Returns its future in a box, so that its code is compiled with this crate.
+    /// Sends a `PING` to each server. The future is in a box, so that its code is compiled with
+    /// this crate.
     #[inline(never)]
     pub(super) fn ping(&self) -> BoxFuture<'_, Result<(), BackendError>> {
         async { self.run_at_each(&redis::cmd("PING")).await.map(drop) }.boxed()
     }
 
     /// Does one step of a search at each server. Returns the keys that match a pattern, and where
-    /// the next step begins, unless this was the last one. A key may come twice.
+    /// the next step begins, unless this was the last step. A key may come twice.
     pub(super) async fn scan(
         &self,
         pattern: &str,
@@ -250,12 +252,12 @@ impl Servers {
     }
 }
 
-/// How many keys the server looks at in one step, which takes it some 100 us.
+/// How many keys the server looks at in one step. A step takes the server some 100 us.
 const SCAN_STEP: u32 = 125;
-/// The pause before a step: the server spends a hundredth of its time.
+/// The pause before a step. So a search takes a hundredth of the server's time.
 const SCAN_PAUSE: Duration = Duration::from_millis(10);
 
-/// Returns the cursor of the next step, unless this was the last one, and the keys of this step.
+/// Returns the cursor of the next step, unless this was the last step, and the keys of this step.
 async fn scan_step(
     link: &Link,
     pattern: &str,

@@ -1,8 +1,8 @@
 //! Grants that replicas confirm, in batches with one `WAIT` each.
 //!
-//! A `WAIT` holds up whatever comes behind it, so such grants have a connection of their own. While
-//! one is under way, the next grants are gathered. They are sent in one write with the next `WAIT`,
-//! which confirms all writes of its connection before it.
+//! A `WAIT` holds up all later commands of its connection, so such grants have a connection of
+//! their own. While a `WAIT` is under way, the next grants are gathered. The gathered grants are
+//! sent in one write with the next `WAIT`, which confirms all earlier writes of its connection.
 
 use std::{
     error::Error as _,
@@ -35,7 +35,7 @@ impl Replicas {
     fn confirmation(self, reply: Option<Reply>) -> Confirmation {
         let confirmed = match reply {
             Some(Ok(Value::Int(confirmed))) => confirmed,
-            // The grants happened all the same, so their callers must undo them.
+            // The server has granted, so the callers must undo their grants.
             Some(Err(CommandFailure { error, .. })) => {
                 return Err(wait_refused(BackendErrorKind::Unreplicated, &error));
             }
@@ -60,7 +60,7 @@ pub(super) fn wait_refused(kind: BackendErrorKind, refusal: &BackendError) -> Ba
     BackendError::new(kind, why)
 }
 
-/// Whether enough replicas confirmed a grant, or the error of one that does not count.
+/// Whether enough replicas confirmed a grant. A grant with an error does not count.
 pub(in super::super) type Confirmation = Result<(), BackendError>;
 
 pub(super) type GrantReply = Result<(Value, Confirmation), CommandFailure>;
@@ -70,7 +70,7 @@ pub(super) type GrantReply = Result<(Value, Confirmation), CommandFailure>;
 pub(super) struct Grants {
     pub(super) link: Link,
     needed: Replicas,
-    /// Those that are not sent yet.
+    /// The grants that are not sent yet.
     gathered: Arc<Mutex<Vec<GrantCommand>>>,
     /// Held while a batch is under way.
     turn: Arc<tokio::sync::Mutex<()>>,
@@ -78,10 +78,10 @@ pub(super) struct Grants {
 
 struct GrantCommand {
     command: Cmd,
-    /// An `ASKING` goes before it.
+    /// An `ASKING` goes before the command.
     asking: bool,
-    /// Its caller may have left. It undoes what was granted.
-    told: oneshot::Sender<GrantReply>,
+    /// Closed if the caller has left. A caller that leaves undoes the grant.
+    reply_to: oneshot::Sender<GrantReply>,
 }
 
 impl Grants {
@@ -101,16 +101,16 @@ impl Grants {
 
     /// Sends a grant with the next batch, and waits for its reply.
     ///
-    /// Each grant has a task that waits for its turn, so no caller depends on another. The first
-    /// task sends the grants of those behind it, too.
+    /// Each grant has a task that waits for its turn, so no caller depends on the future of another
+    /// caller. The first task also sends the grants whose tasks wait behind it.
     async fn send(&self, command: Cmd, asking: bool) -> GrantReply {
-        let (told, reply) = oneshot::channel();
-        lock(&self.gathered).push(GrantCommand { command, asking, told });
+        let (reply_to, reply) = oneshot::channel();
+        lock(&self.gathered).push(GrantCommand { command, asking, reply_to });
         let grants = self.clone();
         tokio::spawn(async move {
             let _turn = grants.turn.lock().await;
             let mut batch = std::mem::take(&mut *lock(&grants.gathered));
-            batch.retain(|grant| !grant.told.is_closed());
+            batch.retain(|grant| !grant.reply_to.is_closed());
             if !batch.is_empty() {
                 grants.send_all(batch).await;
             }
@@ -121,7 +121,7 @@ impl Grants {
         })
     }
 
-    /// Sends grants and a `WAIT` in one write, and tells each caller.
+    /// Sends grants and a `WAIT` in one write, and sends each caller its reply.
     async fn send_all(&self, grants: Vec<GrantCommand>) {
         let mut commands = redis::pipe();
         for grant in &grants {
@@ -135,7 +135,7 @@ impl Grants {
             Ok(replies) => replies,
             Err(CommandFailure { error, .. }) => {
                 for grant in grants {
-                    let _ = grant.told.send(Err(error.clone().into()));
+                    let _ = grant.reply_to.send(Err(error.clone().into()));
                 }
                 return;
             }
@@ -144,7 +144,7 @@ impl Grants {
         let mut replies = replies.into_iter();
         for grant in grants {
             let reply = replies.nth(usize::from(grant.asking)).unwrap_or(Ok(Value::Nil));
-            let _ = grant.told.send(reply.map(|value| (value, confirmation.clone())));
+            let _ = grant.reply_to.send(reply.map(|value| (value, confirmation.clone())));
         }
     }
 }

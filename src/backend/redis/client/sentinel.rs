@@ -1,9 +1,9 @@
 //! The question to sentinels which server is the master.
 //!
-//! The old master may live on and accept writes that will be lost, so the connections leave it. A
-//! sentinel that announces a failover is asked at once, and one of them every second. The server
-//! that it names must call itself a master, because a sentinel that was cut off for a while names
-//! the previous one.
+//! After a failover, the old master may live on and accept writes that will be lost. So the
+//! connections leave the old master. A sentinel that announces a failover is asked at once, and one
+//! sentinel is asked every second. The server that a sentinel names must call itself a master,
+//! because a sentinel that was cut off for a while names the old master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
 
 use std::sync::Mutex;
@@ -21,21 +21,20 @@ use crate::{
     sync::lock,
 };
 
-/// The announcements of a failover. A replica that was promoted is the master already, although the
-/// sentinels announce the switch only when the other replicas follow it.
+/// The announcements of a failover. A promoted replica is the master at once. The sentinels
+/// announce the switch later, when the other replicas follow the new master.
 const ANNOUNCEMENTS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
 /// The sentinels that watch a master.
 pub(super) struct Sentinels {
     all: Vec<ConnectionInfo>,
-    /// For the sentinels, whose credentials are in their URLs.
+    /// The settings for the sentinels, whose credentials are in their URLs.
     config: RedisConfig,
     name: String,
-    /// With the name in the place of the host.
+    /// The settings for the master, with the name in the place of the host.
     master: ConnectionInfo,
-    /// For the master.
     config_of_master: RedisConfig,
-    /// The index of the sentinel that is asked alone. Without one, all are asked.
+    /// The index of the sentinel that is asked alone. `None` if all sentinels are asked.
     trusted: Mutex<Option<usize>>,
 }
 
@@ -70,11 +69,12 @@ impl Sentinels {
         self.all.len()
     }
 
-    /// Returns the master. `known` is the one that can be reached, if there is one.
+    /// Returns the master. `known` is the known master, if it can be reached.
     ///
-    /// All sentinels are asked at once, and the first good answer counts. From then on its sentinel
-    /// is asked alone while it answers, so that two that disagree do not take turns. One that names
-    /// a server which cannot be reached may be out of date.
+    /// All sentinels are asked at once, and the first good answer counts. From then on the sentinel
+    /// of that answer is asked alone, so that two sentinels that disagree do not take turns. All
+    /// are asked again if that sentinel fails, or if the known master cannot be reached, because
+    /// the sentinel may then be out of date.
     pub(super) async fn locate(&self, known: Option<&Address>) -> Result<Address, BackendError> {
         let trusted = lock(&self.trusted).take().filter(|_| known.is_some());
         if let Some(trusted) = trusted
@@ -86,7 +86,8 @@ impl Sentinels {
         Ok(select_ok(all).await?.0)
     }
 
-    /// Asks one sentinel. The server that it names must call itself a master, unless it is known.
+    /// Asks one sentinel. The server that the sentinel names must call itself a master, unless the
+    /// server is the known master.
     pub(super) async fn ask(
         &self,
         sentinel: usize,
@@ -109,13 +110,13 @@ impl Sentinels {
             let master = settings::at(&self.master, &address);
             connect(&master, &self.config_of_master, None, check).await?;
         }
-        // One that has announced a switch meanwhile knows better.
+        // A sentinel that has announced a switch meanwhile knows better, and stays trusted.
         lock(&self.trusted).get_or_insert(sentinel);
         Ok(address)
     }
 
-    /// Listens to a sentinel while that works. After each announcement about the master, it is
-    /// asked, and what it names is told.
+    /// Listens to a sentinel until the connection fails. After each announcement about the master,
+    /// asks the sentinel, and passes the answer to `announce`.
     pub(super) async fn listen(
         &self,
         sentinel: usize,
@@ -132,7 +133,7 @@ impl Sentinels {
         while let Some(message) = messages.next().await {
             let text: String = message.get_payload().unwrap_or_default();
             if text.split(' ').any(|word| word == self.name)
-                // If this fails, it is asked within a second.
+                // If the question fails, the next regular question comes within a second.
                 && let Ok(master) = self.ask(sentinel, None).await
             {
                 *lock(&self.trusted) = Some(sentinel);

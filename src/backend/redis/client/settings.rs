@@ -27,10 +27,10 @@ pub(in super::super) struct RedisConfig {
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
     pub(in super::super) client_name: Option<String>,
-    /// Asked at each connect. Without it, the URL has the credentials.
+    /// The callback runs at each connect. Without a callback, the URL has the credentials.
     #[serde(skip)]
     pub(in super::super) credentials: Option<Secret<Provider>>,
-    /// Without it, the roots of the system are trusted.
+    /// Without a configuration, the roots of the system are trusted.
     #[cfg(feature = "tls")]
     #[serde(skip)]
     pub(in super::super) tls: Option<Secret<Arc<rustls::ClientConfig>>>,
@@ -80,9 +80,9 @@ fn some_time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::
 /// files disagree about its meaning.
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     let time_of = |text: String| {
-        let (number, unit) = text.split_at(text.find(|it: char| !it.is_ascii_digit())?);
+        let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
         let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
-        let (_, millis) = units.into_iter().find(|(its, _)| *its == unit)?;
+        let (_, millis) = units.into_iter().find(|(known, _)| *known == unit)?;
         number.parse::<u64>().ok()?.checked_mul(millis).map(Duration::from_millis)
     };
     let why = "a time is a text with its unit, such as \"250ms\" or \"5s\"";
@@ -112,8 +112,8 @@ impl RedisConfig {
 
     /// Returns the settings of a new connection, with the credentials of now.
     ///
-    /// A panic of the callback is a failure like any other, so that the attempt to connect ends
-    /// with it, and the next one comes after a pause.
+    /// A panic of the callback is an error like any other, so that the attempt to connect fails,
+    /// and the next attempt comes after a pause.
     pub(super) async fn log_in(
         &self,
         to: &ConnectionInfo,
@@ -191,16 +191,16 @@ pub(super) fn at(info: &ConnectionInfo, address: &Address) -> ConnectionInfo {
     info.clone().set_addr(address)
 }
 
-/// Reads several URLs. An error tells which of them is wrong.
+/// Reads several URLs. An error says which URL is wrong.
 pub(super) fn parse_all(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
     let which = |at| format!("Redis URL {} of {}", at + 1, urls.len());
     urls.iter().enumerate().map(|(at, url)| parse(url, &which(at))).collect()
 }
 
-/// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
+/// Reads a URL. An error calls the URL `which`, because the URL itself may have a password in it.
 pub(super) fn parse(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
-    // What follows the scheme may be a password, and so may all of a URL without one.
+    // The text behind the scheme may be a password, and so may the whole text without a scheme.
     let Some((scheme, _)) = url.split_once("://") else {
         return Err(invalid(format!("{which} has no scheme; put `redis://` in front of it")));
     };

@@ -45,7 +45,7 @@ async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, RedisError> {
     }
     let (socket, _others) = select_ok(attempts).await?;
     socket.set_nodelay(true)?;
-    // Detects a peer that swallows packets also while nothing is sent.
+    // Detects a server that swallows packets, also while nothing is sent.
     let [time, interval] = [5, 3].map(Duration::from_secs);
     let keepalive = TcpKeepalive::new().with_time(time).with_interval(interval);
     SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;

@@ -1,4 +1,4 @@
-//! Tasks that start when they are first needed, and what they find for others.
+//! Tasks that start when they are first needed, and what such a task finds for its callers.
 
 use std::{
     sync::{

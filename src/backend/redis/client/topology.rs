@@ -12,7 +12,7 @@ use super::settings::Address;
 /// The number of slots, which the protocol fixes.
 const COUNT: u16 = 16_384;
 
-/// Returns the slot of a key, or of the text in its first braces if there is any.
+/// Returns the slot of a key. If the key has text in its first braces, that text decides.
 pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -32,8 +32,8 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 impl Address {
-    /// Reads `host:port`. A node that does not know its own host gives only the port, and its host
-    /// is then `from`, the node which replied.
+    /// Reads `host:port`. A node that does not know its own host gives only the port. The host is
+    /// then `from`, the host of the node that replied.
     pub(super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -67,7 +67,8 @@ impl SlotMap {
         Self(BTreeMap::from([(COUNT - 1, (0, address))]))
     }
 
-    /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
+    /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if the reply has another form, or names
+    /// no slot.
     pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
         let Value::Array(replied) = reply else { return None };
         let mut ranges = BTreeMap::new();
@@ -93,7 +94,7 @@ impl SlotMap {
         (*first <= slot).then_some(owner)
     }
 
-    /// Returns a number that depends on the owner of a slot alone, or zero if there is none.
+    /// Returns a number that depends only on the owner of a slot, or zero if the slot has no owner.
     pub(super) fn number(&self, slot: u16) -> usize {
         self.owner(slot).map_or(0, |owner| {
             let mut hasher = DefaultHasher::new();
@@ -107,7 +108,8 @@ impl SlotMap {
     }
 }
 
-/// Checks that any reply to `CLUSTER SLOTS` is a map of all slots, or none.
+/// Checks a map of slots, if a reply to `CLUSTER SLOTS` is one: each slot has an owner of the map,
+/// or no owner.
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_slots(value: &Value) {
     if let Some(slots) = SlotMap::read(value, "asked") {
@@ -150,9 +152,10 @@ mod tests {
             range(16_383, 16_383, "a", 7000),
         ]);
         let slots = SlotMap::read(&reply, "asked");
-        let owner = |slot| slots.as_ref()?.owner(slot).map(|it| (&*it.host, it.port));
+        let owner = |slot| slots.as_ref()?.owner(slot).map(|owner| (&*owner.host, owner.port));
         let owners = [0, 5461, 10_923, 16_382, 16_383].map(owner);
-        let (a, asked) = (Some(("a", 7000)), Some(("asked", 7001)));
+        let a = Some(("a", 7000));
+        let asked = Some(("asked", 7001));
         assert_eq!(owners, [a, asked, None, None, a]);
         assert_eq!(slots.as_ref().map(|slots| slots.owners().len()), Some(2));
         for range in [range(0, 16_384, "a", 1), range(7, 3, "a", 1), Value::Nil] {
@@ -163,7 +166,8 @@ mod tests {
     #[test]
     fn an_address_is_read() {
         let texts = ["[::1]:7005", ":7005", "host", "host:port", ":70000"];
-        let read = texts.map(|text| Address::read(text, "asked").map(|it| (it.host, it.port)));
+        let read =
+            texts.map(|text| Address::read(text, "asked").map(|node| (node.host, node.port)));
         let [known, own] = ["::1", "asked"].map(|host| Some((host.into(), 7005)));
         assert_eq!(read, [known, own, None, None, None]);
     }
