@@ -100,7 +100,7 @@ const METRICS: &[Metric] = &[
     counter("bellwether_passed_overloaded_total", "HTTP: of passed, because too many loads run"),
     counter(
         "bellwether_local_dropped_total",
-        "copies that the local tier dropped, because it was told of a newer entry",
+        "copies that the local tier dropped, because a push named a newer entry",
     ),
     counter(
         "bellwether_local_evicted_total",
