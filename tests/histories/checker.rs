@@ -66,7 +66,7 @@ use std::{
 
 use super::{
     history::{Act, Family, History, Source, Time, Value},
-    index::{Ended, Index, Known, Load, Read, Taken, Write, beside},
+    index::{Ended, Index, Known, Load, Read, Write, beside},
     worker::STALENESS,
 };
 
@@ -292,13 +292,11 @@ impl Checker<'_> {
         }
         let key = &older.key;
         let both = older.began.max(newer.began);
-        let grant = |fence| {
-            let grants = self.index.fences.iter();
-            grants.filter(move |taken| taken.key == *key && taken.fence == fence)
-        };
-        let first_sent = grant(from).map(|taken| taken.sent).min().unwrap_or(0);
-        let second_sent = grant(to).map(|taken| taken.sent).min().unwrap_or(0);
-        let second_answered = grant(to).map(|taken| taken.answered).max().unwrap_or(both);
+        let first = self.index.grants(Family::Cache, key, from);
+        let second: Vec<_> = self.index.grants(Family::Cache, key, to).collect();
+        let first_sent = first.map(|taken| taken.sent).min().unwrap_or(0);
+        let second_sent = second.iter().map(|taken| taken.sent).min().unwrap_or(0);
+        let second_answered = second.iter().map(|taken| taken.answered).max().unwrap_or(both);
         let burnt = self.index.fences.iter().any(|taken| {
             taken.owner.is_none() && taken.key == *key && from < taken.fence && taken.fence < to
         });
@@ -344,8 +342,7 @@ impl Checker<'_> {
                 Some((&read.key, read.at, (fence, read.value)))
             })
             .collect();
-        let ends = |taken: &&Taken| taken.owner.is_none() && !taken.leaves_value;
-        let burnt = self.index.fences.iter().filter(ends);
+        let burnt = self.index.fences.iter().filter(|taken| taken.ends_values());
         let burnt: Known<_, _> =
             burnt.map(|write| (&write.key, write.answered, write.fence)).collect();
         let done = self.index.writes.iter().filter(|write| write.done);
@@ -398,34 +395,26 @@ impl Checker<'_> {
     /// Returns whether the load of a value was not stored because of a refresh. Its own callers get
     /// the value, and the others the stored one.
     fn is_superseded(&self, read: &Read, fence: u64) -> bool {
-        let is_stored = |key: &str| {
-            self.index.stored.iter().any(|stored| (&*stored.key, stored.fence) == (key, fence))
-        };
-        let supersedes = |taken: &&Taken| {
-            taken.owner.is_none()
-                && taken.leaves_value
-                && taken.key == read.key
-                && taken.fence > fence
-                && taken.sent <= read.at
-        };
-        read.source == Source::Shared
-            && self.index.fences.iter().any(|taken| supersedes(&taken))
-            && !is_stored(&read.key)
+        if read.source != Source::Shared || self.index.is_stored(&read.key, fence) {
+            return false;
+        }
+        let mut refreshes = self.index.fences.iter().filter(|taken| taken.is_refresh());
+        refreshes.any(|refresh| {
+            refresh.key == read.key && refresh.fence > fence && refresh.sent <= read.at
+        })
     }
 
     /// Returns whether the value of a load was not stored, after a deferred write of its process.
     /// That process counts the stored value as old, and the other processes do not know of the
     /// write yet.
     fn is_ahead_of_store(&self, read: &Read, fence: u64) -> bool {
-        let is_stored =
-            self.index.stored.iter().any(|stored| stored.key == read.key && stored.fence == fence);
+        if read.source != Source::Shared || self.index.is_stored(&read.key, fence) {
+            return false;
+        }
         let mut deferred = self.index.writes.iter().filter(|write| write.deferred);
-        read.source == Source::Shared
-            && !is_stored
-            && deferred.any(|write| {
-                (write.process, &write.key) == (read.process, &read.key)
-                    && write.asked < read.value.began
-            })
+        deferred.any(|write| {
+            write.process == read.process && write.key == read.key && write.asked < read.value.began
+        })
     }
 
     /// Returns as of when a read must be right.
@@ -615,9 +604,8 @@ impl Checker<'_> {
         let local: Known<_, _> = ends
             .filter_map(|write| Some(((write.process, &write.key), write.answered?, write.asked)))
             .collect();
-        // A value that was loaded may not have been stored.
-        let is_stored = |read: &&Read| !matches!(read.source, Source::Degraded | Source::Shared);
-        let served: Known<_, _> = (self.index.reads.iter().filter(is_stored))
+        let of_store = self.index.reads.iter().filter(|read| read.is_surely_stored());
+        let served: Known<_, _> = of_store
             .filter_map(|read| Some(((read.process, &read.key), read.at, fences.least(read)?)))
             .collect();
         for read in &self.index.reads {
@@ -660,9 +648,9 @@ impl Checker<'_> {
     /// Returns whether the flight that made this value had not landed when the read was asked for.
     /// A commit without an answer lands late, and the value has no windows for those that joined.
     fn was_under_way(&self, read: &Read) -> bool {
-        let of_flight = |other: &&Read| other.process == read.process && other.value == read.value;
-        let mut landed = self.index.reads.iter().filter(of_flight);
-        landed.any(|other| {
+        let of_process = self.index.reads.iter().filter(|other| other.process == read.process);
+        let mut of_flight = of_process.filter(|other| other.value == read.value);
+        of_flight.any(|other| {
             other.source == Source::Shared && other.key == read.key && other.at > read.asked
         })
     }
@@ -671,13 +659,14 @@ impl Checker<'_> {
     /// until this read was asked for. While that load was under way, a peek may have seen one. The
     /// process does not know which is newer if the commit has no answer.
     fn was_older_at_its_landing(&self, read: &Read, fences: &Fences) -> bool {
-        let of_process = |other: &&Read| other.process == read.process && other.key == read.key;
-        let reads = || self.index.reads.iter().filter(of_process);
-        let landed = reads().filter(|other| other.value == read.value).map(|other| other.at).min();
-        let is_stored = |other: &Read| !matches!(other.source, Source::Degraded | Source::Shared);
-        let newer = |other: &Read| fences.least(other) > fences.greatest(read);
-        let since = |other: &Read| landed.is_none_or(|at| other.at > at) && other.at <= read.asked;
-        !reads().any(|other| is_stored(other) && since(other) && newer(other))
+        let of_process = self.index.reads.iter().filter(|other| other.process == read.process);
+        let reads: Vec<_> = of_process.filter(|other| other.key == read.key).collect();
+        let of_value = reads.iter().filter(|other| other.value == read.value);
+        let landed = of_value.map(|other| other.at).min();
+        let mut since = reads.iter().filter(|other| {
+            landed.is_none_or(|landed| other.at > landed) && other.at <= read.asked
+        });
+        !since.any(|other| other.is_surely_stored() && fences.least(other) > fences.greatest(read))
     }
 
     fn deferred(&mut self) {
@@ -747,13 +736,16 @@ impl Fences {
                 let between = rewritten.range((key, first)..(key, first.max(*last)));
                 fences.extend(between.map(|((_, fence), _)| *fence));
             }
-            let with_times = |fence| match rewritten.get(&(key, fence)) {
-                Some((sent, answered)) => (fence, *sent, *answered),
-                None if fence == first => (fence, 0, 0),
-                // It was given by a write without an answer.
-                None => (fence, 0, Time::MAX),
-            };
-            (value, fences.into_iter().map(with_times).collect())
+            let mut with_times = Vec::new();
+            for fence in fences {
+                with_times.push(match rewritten.get(&(key, fence)) {
+                    Some((sent, answered)) => (fence, *sent, *answered),
+                    None if fence == first => (fence, 0, 0),
+                    // A write without an answer gave the fence.
+                    None => (fence, 0, Time::MAX),
+                });
+            }
+            (value, with_times)
         });
         Self(of.collect())
     }

@@ -30,6 +30,13 @@ pub struct Faults {
     pub cuts: bool,
 }
 
+/// How many keys the caches and the locks have.
+#[derive(Clone, Copy)]
+pub struct Names {
+    pub keys: usize,
+    pub locks: usize,
+}
+
 /// The leases that were deleted from outside, each with the times before and after the deletion.
 pub type Evicted = Vec<(Family, String, Time, Time)>;
 
@@ -85,7 +92,7 @@ pub async fn inject_worker_faults(
 pub async fn inject_server_faults(
     server: &RedisServer,
     faults: Faults,
-    (keys, locks): (usize, usize),
+    names: Names,
     mut rng: Rng,
     end: Instant,
 ) -> (usize, Evicted) {
@@ -102,9 +109,9 @@ pub async fn inject_server_faults(
         }
         sleep(pause).await;
         match rng.u8(0..23) {
-            0..5 => evicted.extend(evict(&mut raw, "l", (keys, locks), &mut rng).await),
-            5..8 => drop(evict(&mut raw, "f", (keys, locks), &mut rng).await),
-            8..11 => drop(evict(&mut raw, "e", (keys, locks), &mut rng).await),
+            0..5 => evicted.extend(evict(&mut raw, "l", names, &mut rng).await),
+            5..8 => drop(evict(&mut raw, "f", names, &mut rng).await),
+            8..11 => drop(evict(&mut raw, "e", names, &mut rng).await),
             11..13 => stall(server, some(&mut rng, 10, 200)).await,
             13..15 => stall(server, some(&mut rng, 200, 1_000)).await,
             15..17 if faults.cuts => drop(raw.kill_clients("normal").await),
@@ -138,30 +145,30 @@ async fn stall(server: &RedisServer, time: Duration) {
 async fn evict(
     raw: &mut Raw,
     suffix: &str,
-    (keys, locks): (usize, usize),
+    Names { keys, locks }: Names,
     rng: &mut Rng,
 ) -> Option<(Family, String, Time, Time)> {
-    let lock = |name: String, suffix| {
-        let key = format!("bellwether:l:{{{name}}}:{suffix}");
-        (Family::Lock, name, key)
+    let at = rng.usize(0..keys + locks + 2);
+    let (family, name) = if at < keys {
+        (Family::Cache, format!("k{at}"))
+    } else if at < keys + locks {
+        (Family::Lock, format!("m{}", at - keys))
+    } else if at == keys + locks {
+        (Family::Lock, "w0".to_owned())
+    } else {
+        (Family::Lock, "s0".to_owned())
     };
-    let (family, name, key) = match rng.usize(0..keys + locks + 2) {
-        shared if shared >= keys + locks => {
-            let (name, leases): (_, &[_]) = match shared - keys - locks {
-                0 => ("w0", &["w", "r"]),
-                _ => ("s0", &["p"]),
-            };
-            let holds = leases[rng.usize(0..leases.len())];
-            lock(name.to_owned(), if suffix == "l" { holds } else { suffix })
-        }
-        at if at >= keys => lock(format!("m{}", at - keys), suffix),
-        at => {
-            let name = format!("k{at}");
-            let key = format!("histories:c:{{{name}}}:{suffix}");
-            (Family::Cache, name, key)
-        }
+    // The holds of writers, of readers and of permits are in keys of their own.
+    let ending = match (suffix, name.as_str()) {
+        ("l", "w0") => ["w", "r"][rng.usize(0..2)],
+        ("l", "s0") => "p",
+        _ => suffix,
+    };
+    let key = match family {
+        Family::Cache => format!("histories:c:{{{name}}}:{ending}"),
+        Family::Lock => format!("bellwether:l:{{{name}}}:{ending}"),
     };
     let before = now();
     raw.run::<()>(&["DEL", &key]).await;
-    (suffix == "l").then(|| (family, name, before, now()))
+    if suffix == "l" { Some((family, name, before, now())) } else { None }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::{
     checker::{Checker, Rule, SLACK},
     history::{Family, Kind, PERMITS, Time},
-    index::{Hold, Known, beside},
+    index::{Hold, Known, Taken, beside},
 };
 
 impl Checker<'_> {
@@ -50,22 +50,22 @@ impl Checker<'_> {
     }
 
     fn may_share(&self, older: &Hold, newer: &Hold) -> bool {
-        let grant = |hold: &Hold| {
-            let fence = hold.fence;
-            let grants = self.index.fences.iter();
-            grants
-                .filter(move |taken| taken.family == Family::Lock && taken.fence == fence)
-                .find(|taken| taken.key == hold.name)
-        };
         let both = older.locked.max(newer.locked);
-        let from = grant(older).map_or(older.asked, |taken| taken.sent);
+        let from = self.grant(older).map_or(older.asked, |taken| taken.sent);
         // A lease that was handed over was granted at some time after the waiter asked for it.
-        let (sent, answered) =
-            grant(newer).map_or((newer.asked, both), |taken| (taken.sent, taken.answered));
+        let (sent, answered) = match self.grant(newer) {
+            Some(taken) => (taken.sent, taken.answered),
+            None => (newer.asked, both),
+        };
         older.fence != newer.fence
             && (older.lost.is_some_and(|lost| lost <= both + SLACK)
                 || self.evicted(Family::Lock, &older.name, from, answered)
                 || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
+    }
+
+    /// Returns the grant of a hold. A lease that was handed over has none.
+    fn grant(&self, hold: &Hold) -> Option<&Taken> {
+        self.index.grants(Family::Lock, &hold.name, hold.fence).next()
     }
 
     /// Checks the holds that several processes may have together.
@@ -85,12 +85,13 @@ impl Checker<'_> {
                 let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
                 let valid: Vec<_> = valid.copied().collect();
                 self.tally.add("holds beside others", usize::from(valid.len() > 1));
-                let any = |kind| valid.iter().any(|hold| hold.kind == kind);
+                let any_writes = valid.iter().any(|hold| hold.kind == Kind::Writer);
+                let any_reads = valid.iter().any(|hold| hold.kind == Kind::Reader);
                 let out = valid.iter().map(|hold| match hold.kind {
                     Kind::Permits(count) => count,
                     _ => 0,
                 });
-                if any(Kind::Writer) && any(Kind::Reader) {
+                if any_writes && any_reads {
                     self.violated(Rule::NoneBesideWriter, format!("{valid:?}"));
                 }
                 if out.sum::<u32>() > PERMITS {

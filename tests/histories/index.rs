@@ -101,6 +101,13 @@ pub struct Read {
     pub source: Source,
 }
 
+impl Read {
+    /// Returns whether the value was surely stored. A value that was loaded may not have been.
+    pub fn is_surely_stored(&self) -> bool {
+        !matches!(self.source, Source::Degraded | Source::Shared)
+    }
+}
+
 /// A load that says that the stored value is still right.
 #[derive(Clone, Debug)]
 pub struct Renewal {
@@ -174,6 +181,18 @@ pub struct Taken {
     pub leaves_value: bool,
 }
 
+impl Taken {
+    /// Returns whether this is a write that ends the values before it.
+    pub fn ends_values(&self) -> bool {
+        self.owner.is_none() && !self.leaves_value
+    }
+
+    /// Returns whether this is a refresh, which ends the loads before it and leaves the value.
+    pub fn is_refresh(&self) -> bool {
+        self.owner.is_none() && self.leaves_value
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Stored {
     pub key: String,
@@ -188,12 +207,13 @@ impl Index {
         let end = history.lines.iter().map(|(_, line)| line.at).max().unwrap_or(0);
         let ends: HashMap<_, _> =
             history.killed.iter().map(|(process, at, _)| (*process, *at)).collect();
-        let end_of = |process: Process| ends.get(&process).copied().unwrap_or(end);
         let mut writes: HashMap<(Process, u64), Write> = HashMap::new();
         let mut holds: HashMap<(Process, u64), Hold> = HashMap::new();
         for (process, line) in &history.lines {
             let process = *process;
             let at = line.at;
+            // When the process was killed, or the end of the history.
+            let end_of_process = ends.get(&process).copied().unwrap_or(end);
             match line.event.clone() {
                 Event::Ready | Event::Done { .. } => {}
                 Event::Paused { from } => {
@@ -229,7 +249,7 @@ impl Index {
                     }
                 }
                 Event::LoadBegan { key, value, fence } => {
-                    let ended = end_of(process);
+                    let ended = end_of_process;
                     let began = at;
                     let lost = None;
                     let failed = false;
@@ -242,7 +262,7 @@ impl Index {
                     match step {
                         LoadStep::Lost => load.lost = Some(at),
                         LoadStep::Failed => load.failed = true,
-                        LoadStep::Ended => load.ended = at.min(end_of(process)),
+                        LoadStep::Ended => load.ended = at.min(end_of_process),
                         LoadStep::Unstored => drop(index.unstored.insert(load.value)),
                         LoadStep::Unchanged(value) => {
                             let Load { key, fence, began, .. } = load.clone();
@@ -299,7 +319,7 @@ impl Index {
                 }
                 Event::Locked { hold, name, kind, fence, asked } => {
                     let locked = at;
-                    let ended = end_of(process);
+                    let ended = end_of_process;
                     let lost = None;
                     let held_until = None;
                     let taken =
@@ -385,6 +405,17 @@ impl Index {
             }
         }
         end
+    }
+
+    /// Returns the grants of a fence of a name, and the writes that took this fence.
+    pub fn grants(&self, family: Family, key: &str, fence: u64) -> impl Iterator<Item = &Taken> {
+        let of_key = self.fences.iter().filter(move |taken| taken.key == key);
+        of_key.filter(move |taken| taken.family == family && taken.fence == fence)
+    }
+
+    /// Returns whether the value of a load was stored.
+    pub fn is_stored(&self, key: &str, fence: u64) -> bool {
+        self.stored.iter().any(|stored| stored.key == key && stored.fence == fence)
     }
 
     /// Returns `true` if a process did not run at some moment between two times.

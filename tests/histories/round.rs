@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     checker::SLACK,
-    faults::{Faults, inject_server_faults, inject_worker_faults},
+    faults::{Faults, Names, inject_server_faults, inject_worker_faults},
     fleet::Fleet,
     history::History,
     worker::{Setup, Workload},
@@ -63,7 +63,7 @@ impl Round {
         let mut rng = Rng::with_seed(self.seed ^ 0x0bad_f1e5);
         let workers = rng.fork();
         let others = rng.fork();
-        let names = (self.load.keys, self.load.locks);
+        let names = Names { keys: self.load.keys, locks: self.load.locks };
         let (of_workers, (of_server, evicted)) = tokio::join!(
             inject_worker_faults(&fleet, self.faults, workers, end),
             inject_server_faults(&server, self.faults, names, others, end),

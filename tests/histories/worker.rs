@@ -516,15 +516,14 @@ impl Worker {
 
     /// Acquires a lock, keeps it for a while and releases it.
     pub async fn lock(&self, rng: &mut Rng) {
-        let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
         match rng.u8(0..10) {
             0 => return self.latch(rng).await,
-            1 => return self.lead(mutex(rng), rng).await,
+            1 => return self.lead(self.mutex_name(rng), rng).await,
             _ => {}
         }
         let (name, mut how) = match rng.u8(0..9) {
-            0..2 => (mutex(rng), How::Mutex),
-            2 => (mutex(rng), How::Fair),
+            0..2 => (self.mutex_name(rng), How::Mutex),
+            2 => (self.mutex_name(rng), How::Fair),
             3 => (String::new(), How::Several),
             4 => ("w0".to_owned(), How::Writer),
             5..7 => ("w0".to_owned(), How::Reader),
@@ -552,13 +551,12 @@ impl Worker {
                 self.log.tell(Event::Locked { hold, name, kind: how.kind(), fence, asked });
                 holds.push(hold);
             }
-            let each = |step| holds.iter().for_each(|hold| lock_step(&self.log, *hold, step));
             let takes = Plan::new(rng).takes;
             tokio::select! {
                 () = sleep(takes) => {}
-                () = guard.lost() => each(LockStep::Lost),
+                () = guard.lost() => lock_steps(&self.log, &holds, LockStep::Lost),
             }
-            each(LockStep::Unlocking);
+            lock_steps(&self.log, &holds, LockStep::Unlocking);
             asked = self.log.now();
             guard = match (rng.u8(0..8), guard) {
                 (0, guard) => return drop(guard),
@@ -580,11 +578,15 @@ impl Worker {
                         }
                         Err(_) => None,
                     };
-                    return each(LockStep::Unlocked(held));
+                    return lock_steps(&self.log, &holds, LockStep::Unlocked(held));
                 }
             };
             how = if let Guard::Writer(_) = guard { How::Writer } else { How::Reader };
         }
+    }
+
+    fn mutex_name(&self, rng: &mut Rng) -> String {
+        format!("m{}", rng.usize(0..self.setup.load.locks))
     }
 
     /// Stands as a candidate, and leads for a while. Each term that is lost has a hold of its own.
@@ -768,6 +770,13 @@ impl Drop for Ended {
 
 fn lock_step(log: &Log, hold: u64, step: LockStep) {
     log.tell(Event::Lock { hold, step });
+}
+
+/// Records a step of several locks that are held together.
+fn lock_steps(log: &Log, holds: &[u64], step: LockStep) {
+    for hold in holds {
+        lock_step(log, *hold, step);
+    }
 }
 
 /// A process believes that it leads while this lives.
