@@ -1,63 +1,69 @@
 //! Checks whether a history keeps the promises of the crate.
 //!
-//! Every operation lies between two times: the call and its answer. An operation that was answered
-//! before the call of another came before it. Nothing else is known of the order. An operation may
-//! have happened at any time since its call if it failed, or if its process was killed.
+//! Every operation lies between two times: the call and the answer. If one operation was answered
+//! before the call of another operation, the first operation came first. Nothing else is known of
+//! the order. An operation may have happened at any time since its call if it failed, or if its
+//! process was killed.
 //!
 //! The rules:
 //!
-//! - [`Rule::OneLoad`]: two leased loads of a key do not overlap. An overlap is excused if the key
-//!   was written or its lease deleted between the grants. It is also excused if the older load was
-//!   told of its loss, or if its process did not run when the newer load began.
+//! - [`Rule::OneLoad`]: two leased loads of a key do not overlap. An overlap is excused if, between
+//!   the grants, the key was written or the lease was deleted. An overlap is also excused if the
+//!   loss of the older lease was reported, or if the process of the older load did not run when the
+//!   newer load began.
 //! - [`Rule::OneFlight`]: two loads of a key in one process do not overlap, leased or not. An
 //!   overlap is excused if that process had written the key, or ended a tag, while the first load
-//!   waited or ran. It is also excused if the first load was told of its loss before: a load for
-//!   many keys goes on for the others when nobody waits for one.
-//!   Where values are refreshed, a load under a lease is left to the rule before.
-//! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
-//! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
-//! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was,
-//!   unless the value stands in for a failure. A newer value may not have been stored. A value that
-//!   is not to be stored is no earlier read, and neither is one whose load a refresh superseded.
-//!   Another process may take the stored one for younger. The same holds for a load after a
-//!   deferred write of its process, if its value was not stored.
+//!   waited or ran. An overlap is also excused if the loss of the first lease was reported before,
+//!   because a load of many keys gives back the lease of a key that no caller waits for. Where
+//!   values are refreshed, `OneLoad` alone judges a load under a lease.
+//! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same fence.
+//! - [`Rule::StoreGoesOn`]: after a greater fence was taken, nothing is stored under a smaller
+//!   fence.
+//! - [`Rule::NeverBack`]: the fence of a read is not older than the fence of an earlier read,
+//!   unless the value stands in for a failure. Some values may not have been stored, so these are
+//!   no earlier reads: a value that is not to be stored, a value whose load a refresh superseded,
+//!   and the value of a load after a deferred write of the same process. Another process may take
+//!   the stored value for younger than such a value.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
-//!   The write must have returned when the read was asked for. An expiry is a write. A value older
-//!   than it is served only in place of a load that failed meanwhile.
-//! - [`Rule::Local`]: a copy is older than no act of its own process that returned before it was
-//!   asked for. The two rules before hold for a copy as of a moment before the call, by as much as
-//!   a local tier may be behind.
-//! - [`Rule::Windows`]: a value is read from the store within its windows only. They begin when it
-//!   is stored or touched, and a read counts by the time at which it was asked for.
+//!   The write must have returned when the read was asked for. An expiry is a write. A value from
+//!   before an expiry is served only in place of a load that failed meanwhile.
+//! - [`Rule::Local`]: a copy is not older than an act of the same process that returned before the
+//!   read was asked for. `NeverBack` and `NotBeforeWrite` hold for a copy as of a moment before the
+//!   call, by as much as a local tier may be behind.
+//! - [`Rule::Windows`]: a value is read from the store within its windows only. The windows begin
+//!   when the value is stored or touched. A read counts by the time at which the caller asked.
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
-//!   stored. It is older than no local write. After the process has read an answer of the store for
-//!   the key, no caller that asks later gets a value that was loaded before that read.
-//! - [`Rule::Remembered`]: a value of the store that a process serves in an outage has a window in
-//!   which it may be stale, and is served within its windows. It is older than no local insert or
-//!   invalidation, and than no value of the store that the process was served before. For a load
-//!   of its own whose commit has no answer, that counts from the landing of the load.
-//! - [`Rule::Deferred`]: after a write that failed and is deferred, its process serves nothing that
-//!   was made before it, from whatever source. An expired value may stand in for a load that fails
-//!   or is too slow, as a stored or a remembered one. The process has the backend do the write
-//!   again, or a stronger one, unless it is killed.
+//!   stored. Such a value is not older than a local write. After the process has read an answer of
+//!   the store for the key, no caller that asks later gets a value that was loaded before that
+//!   read.
+//! - [`Rule::Remembered`]: in an outage, a process serves a value of the store within its windows
+//!   only, and only if the value has a stale window. The value is not older than a local insert or
+//!   invalidation, and not older than a value of the store that the process was served before. If
+//!   the commit of a load of this process has no answer, the value counts from the landing of that
+//!   load.
+//! - [`Rule::Deferred`]: after a write that failed and is deferred, the process serves nothing that
+//!   was made before the write, from whatever source. An expired value may stand in for a load that
+//!   fails or is too slow, as a stored or a remembered value. Unless the process is killed, the
+//!   process sends the write again, or a stronger write.
 //! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
-//!   its time is over. An act on the key ends it.
-//! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
+//!   the time of the back-off is over. An act on the key ends the back-off.
+//! - [`Rule::Failure`]: a read fails only if a load of the key failed shortly before, or meanwhile.
 //!   The pauses of the loading process do not count.
-//! - [`Rule::Refreshed`]: a refresh returns a value that was made or touched after it was asked
-//!   for.
-//! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
+//! - [`Rule::Refreshed`]: a refresh returns a value that was made or touched after the refresh was
+//!   asked for.
+//! - [`Rule::Origin`]: a value was loaded or inserted for the key of the read, before the answer.
 //! - [`Rule::OneHolder`]: two holds of a lock do not overlap. The term of a leader is a hold, from
-//!   the call of its work until the work has returned or was dropped. An overlap is excused by a
+//!   the call of the work until the work has returned or was dropped. An overlap is excused by a
 //!   reported loss of the older hold, a deletion of its lease, or a pause of its process. A lock
 //!   that was unlocked as held to the end had no other holder.
-//! - [`Rule::NoneBesideWriter`]: a hold of a writer and one of a reader do not overlap. The same
+//! - [`Rule::NoneBesideWriter`]: a hold of a writer and a hold of a reader do not overlap. The same
 //!   events of either hold excuse an overlap. A hold that was unlocked as held to the end has no
 //!   excuse.
-//! - [`Rule::Limit`]: no more permits are held at once than there are, with the same excuses.
+//! - [`Rule::Limit`]: the permits that are held at once are no more than the limit, with the same
+//!   excuses.
 //! - [`Rule::Latch`]: a latch is set once and not missed afterwards, and each step counts once. The
-//!   latch is done after the number of steps that it was set to.
-//! - [`Rule::Answered`]: every call is answered, and no load fails but by its plan.
+//!   latch is done after as many steps as it was set to.
+//! - [`Rule::Answered`]: every call is answered, and no load fails but by plan.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

@@ -14,13 +14,13 @@ pub fn now() -> Time {
 /// One life of a worker. A worker that is killed and started again is another process.
 pub type Process = u32;
 
-/// A unique value: the process that made it, and its number there. A load has the number of the
-/// value that it makes.
+/// A unique value: the process that made the value, and a number within that process. A load has
+/// the number of the value that the load makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Value {
     pub by: Process,
     pub number: u64,
-    /// The beginning of its load or its insert.
+    /// The beginning of the load or the insert.
     pub began: Time,
 }
 
@@ -31,22 +31,22 @@ pub struct Line {
     pub event: Event,
 }
 
-/// An observation of a process. An act that can affect other processes is written before it, an
-/// answer after it.
+/// An observation of a process. A process writes the line of an act before the act, if the act can
+/// affect other processes. The line of an answer follows the answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     Ready,
     // The process did not run, from then until the line was written.
     Paused { from: Time },
 
-    // A caller of `get` or of `request().load()` that asked at `asked` got an answer now. It waits
-    // so long for a load before it takes a stale value.
+    // A caller of `get` or of `request().load()` that asked at `asked` got an answer now. With
+    // `patience`, the caller waits so long for a load before it takes a stale value.
     Read { key: String, asked: Time, patience: Option<Time>, answer: Answer },
     // The process is about to write, or to end the tag of a key.
     WriteAsked { write: u64, act: Act, key: String, tag: Option<String>, value: Option<Value> },
     // A refresh was answered with this value.
     Refreshed { write: u64, value: Value },
-    // The write returned, with or without an error. A deferred one is repeated by the process.
+    // The write returned, with or without an error. The process repeats a deferred write.
     WriteAnswered { write: u64, error: Option<String>, deferred: bool },
 
     LoadBegan { key: String, value: Value, fence: Option<u64> },
@@ -54,8 +54,8 @@ pub enum Event {
 
     // The backend granted a lease for a claim that was sent at `sent`.
     Granted { family: Family, key: String, owner: String, fence: u64, sent: Time },
-    // The backend has done a write under a fence. A touch gives an entry a fence of its own. A
-    // refresh ends all loads before it, and leaves the entry as it is.
+    // The backend has done a write under a fence. A touch gives the entry a new fence. A refresh
+    // ends all earlier loads, and leaves the entry unchanged.
     Written { act: Act, key: String, fence: u64, value: Option<Value>, sent: Time },
     // The backend has ended a tag.
     TagEnded { tag: String, expires: bool, sent: Time },
@@ -66,14 +66,14 @@ pub enum Event {
     // A value was seen under a fence for the first time in this process.
     Seen { key: String, value: Value, fence: u64 },
 
-    // A lock was acquired that was asked for at `asked`. Its fence is zero for a kind of lock that
+    // A caller that asked at `asked` has acquired a lock. The fence is zero for a kind of lock that
     // several processes hold together.
     Locked { hold: u64, name: String, kind: Kind, fence: u64, asked: Time },
     Lock { hold: u64, step: LockStep },
 
     Latch { name: String, step: LatchStep },
 
-    // Every caller has its answer. `stats` says how much work there was.
+    // All callers have answers. `stats` says how much work there was.
     Done { stats: String },
 }
 
@@ -89,21 +89,21 @@ pub enum Act {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum LoadStep {
-    // The loader was told that its lease is lost.
+    // `Lead::lost` has said that the lease is lost.
     Lost,
-    // It failed or panicked.
+    // The loader failed or panicked.
     Failed,
-    // It says that the stored value is still right.
+    // The loader says that the stored value is still right.
     Unchanged(Value),
-    // It says that its value is not to be stored.
+    // The loader says that the value is not to be stored.
     Unstored,
-    // It returned, failed, panicked or was cancelled.
+    // The loader returned, failed, panicked or was cancelled.
     Ended,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum LockStep {
-    // The guard was told that the lock is lost.
+    // The guard has said that the lock is lost.
     Lost,
     // The lock is about to be released, or turned into a hold of another kind.
     Unlocking,
@@ -113,13 +113,13 @@ pub enum LockStep {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum LatchStep {
-    // It is set, by this process or by another one.
+    // The latch is set. `did` says whether this process has set the latch.
     Set { did: bool },
-    // It is about to be counted down by one.
+    // The latch is about to be counted down by one.
     Begins,
     // A step was answered with the number of steps that are left.
     Left(u32),
-    // A waiter was told that it is done.
+    // The wait for the latch has returned.
     Done,
     // A call was answered with the error that there is no such latch.
     Missing { asked: Time },
@@ -138,15 +138,15 @@ pub enum Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// The value was loaded under a lease, or received from its leader.
+    /// The value was loaded under a lease, or received from the leader of such a load.
     Shared,
-    /// It was read from the store within its fresh window.
+    /// The value was read from the store within its fresh window.
     Hit,
-    /// It was read from the store after its fresh window.
+    /// The value was read from the store after its fresh window.
     Stale,
-    /// It was read from the store by a `get`, which does not say in which window.
+    /// The value was read from the store by a `get`, which does not say in which window.
     Stored,
-    /// It was a copy of the local tier, or may have been one.
+    /// The value was a copy of the local tier, or may have been a copy.
     Local,
     Degraded,
 }
@@ -157,11 +157,11 @@ pub enum Family {
     Lock,
 }
 
-/// The kind of a hold, which decides about the holds beside it.
+/// The kind of a hold, which decides which other holds there may be meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     Mutex,
-    /// The term of a leader. It stands beside the mutexes of its name.
+    /// The term of a leader, which excludes no mutex of the same name.
     Leader,
     Reader,
     Writer,
@@ -175,8 +175,8 @@ pub const COUNT: u32 = 5;
 /// The number of permits of the semaphore.
 pub const PERMITS: u32 = 3;
 
-/// The windows of all values of a round. Each begins where the one before it ends, but for the last
-/// two, which begin together.
+/// The windows of all values of a round. The two windows of stale values begin together, when the
+/// fresh window ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     pub fresh: Time,
@@ -186,17 +186,18 @@ pub struct Windows {
     pub slack: Time,
     /// Values are refreshed in the background.
     pub refreshes: bool,
-    /// Values have tags. The end of one has the flights of all keys of its process end.
+    /// Values have tags. The end of a tag ends the flights of all keys in the process that ends the
+    /// tag.
     pub tags: bool,
 }
 
-/// All events of one round, as the parent of the processes collected them.
+/// All events of one round, as the parent of the processes has collected the lines.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub windows: Option<Windows>,
     pub lines: Vec<(Process, Line)>,
     /// The killed processes, each with two times. The process may have stopped after the first
-    /// time, and did nothing after the second one.
+    /// time, and did nothing after the second time.
     pub killed: Vec<(Process, Time, Time)>,
     /// The leases that were deleted from outside, each with the times before and after the
     /// deletion.
