@@ -235,7 +235,8 @@ pub async fn a_process_that_stands_still_costs_one_handover<H: FullHarness>(h: &
     for mode in ALONE {
         let name = lock(mode);
         let [holder, alive] = claims(mode, &name);
-        let (still, alive) = (claims::<3>(mode, &name), elsewhere(alive));
+        let still = claims::<3>(mode, &name);
+        let alive = elsewhere(alive);
         granted(&backend, &holder).await;
         for claim in still.iter().chain([&alive]) {
             held(&backend, claim).await;

@@ -32,7 +32,8 @@ async fn hold_every_primitive(fleet: &mut Fleet) -> HashMap<String, u64> {
 
 async fn ask(fleet: &mut Fleet, process: usize, rival: bool) {
     for (name, _) in PAIRS {
-        let (name, pair) = (name.to_owned(), name.to_owned());
+        let pair = name.to_owned();
+        let name = name.to_owned();
         fleet.tell(process, &Command::Hold { name, pair, rival, lease_ms: LEASE_MS }).await;
     }
 }

@@ -37,7 +37,8 @@ async fn steps_are_counted_on_a_full_server_and_nothing_is_set() {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let mut raw = server.raw().await;
-    let (name, other) = (name("k"), name("other"));
+    let other = name("other");
+    let name = name("k");
     assert!(backend.set_latch(&name, Owner::fresh(), 3, TTL).await.unwrap());
     raw.config_set("maxmemory", "1").await;
     let error = backend.set_latch(&other, Owner::fresh(), 3, TTL).await.unwrap_err();

@@ -539,7 +539,8 @@ async fn an_invalidation_and_the_end_of_a_turn_pass_on_a_full_server() {
     let locks = Locks::new(backend.clone(), "bellwether");
     let job = || locks.once("job", SystemTime::now());
     let mut raw = server.raw().await;
-    let (name, other) = (name("k"), name("other"));
+    let other = name("other");
+    let name = name("k");
     backend.edit(&name, &Edit::Put(value("old"), TTL), FENCE_LIFE).await.unwrap();
     let under_way = claim(&other);
     let grant = begun(&backend, &under_way).await;

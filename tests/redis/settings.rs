@@ -67,7 +67,8 @@ const URL: &str = "redis://127.0.0.1:1";
 fn a_wrong_setting_is_refused_at_once_with_what_was_given_and_what_to_do() {
     let none = [""; 0];
     let second = Duration::from_secs(1);
-    let (builder, one) = (RedisBackend::builder, || RedisBackend::builder().server(URL));
+    let one = || RedisBackend::builder().server(URL);
+    let builder = RedisBackend::builder;
     for (builder, said) in [
         (builder(), "call one of `server`, `sentinels` and `cluster`"),
         (one().cluster([URL]), "more than one place of servers"),

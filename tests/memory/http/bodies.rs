@@ -70,9 +70,10 @@ async fn a_body_of_the_limit_is_shared() {
             let (inner, calls) = origin(move |_, _| {
                 let body = Bytes::from(vec![b'x'; length]);
                 let pieces = (0..length).map(move |at| Ok::<_, io::Error>(body.slice(at..at + 1)));
-                Response::new(match streamed {
-                    true => Body::from_stream(futures_util::stream::iter(pieces)),
-                    false => Body::from(vec![b'x'; length]),
+                Response::new(if streamed {
+                    Body::from_stream(futures_util::stream::iter(pieces))
+                } else {
+                    Body::from(vec![b'x'; length])
                 })
             });
             // An encoded response is 20 bytes longer than its body.
@@ -140,7 +141,8 @@ async fn a_body_that_is_always_ready_is_read_while_it_is_collected() {
     let service = layered(&inner);
     let mut callers = JoinSet::new();
     for _ in 0..10 {
-        let (service, made) = (service.clone(), made.clone());
+        let service = service.clone();
+        let made = made.clone();
         callers.spawn(async move {
             let mut body = service.oneshot(get("/")).await.unwrap().into_body();
             next(&mut body).await;
@@ -203,7 +205,9 @@ fn async_frames() -> impl futures_util::Stream<Item = Result<Chained, io::Error>
 /// The leader got a `502` of the layer, because the body had broken off before it was read.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_is_announced_and_not_there_goes_on_as_it_is() {
-    for (status, empty) in [200, 500].into_iter().flat_map(|it| [(it, true), (it, false)]) {
+    for (status, empty) in
+        [200, 500].into_iter().flat_map(|status| [(status, true), (status, false)])
+    {
         let (inner, calls) = origin(move |_, _| {
             let none = futures_util::stream::empty::<Result<Bytes, io::Error>>();
             let body = if empty { Body::empty() } else { Body::from_stream(none) };

@@ -64,7 +64,8 @@ async fn answers_that_belong_to_their_callers_still_do() {
 async fn what_another_layer_stored_is_not_served() {
     let (inner, _) = numbered();
     let layer = http_layer(cache(&MemoryBackend::new()));
-    let (storing, coalescing) = (layer.layer(inner.clone()), coalescing(layer).layer(inner));
+    let storing = layer.layer(inner.clone());
+    let coalescing = coalescing(layer).layer(inner);
     for (service, expected) in [(&storing, "1"), (&coalescing, "2"), (&storing, "1")] {
         assert_eq!(ask(service, get("/")).await.text(), expected);
     }

@@ -169,8 +169,10 @@ async fn tags_are_compared_weakly_and_dates_after_them() {
     const TAGS: &str = "if-none-match";
     const SINCE: &str = "if-modified-since";
     const LATER: &str = "Tue, 15 Nov 1994 12:45:26 GMT";
-    let (tag, weak) = (("etag", "\"v1\""), ("etag", "W/\"v1\""));
-    let (modified, dated) = (("last-modified", MODIFIED), ("date", DATE));
+    let tag = ("etag", "\"v1\"");
+    let weak = ("etag", "W/\"v1\"");
+    let modified = ("last-modified", MODIFIED);
+    let dated = ("date", DATE);
     let comma = ("etag", "\"a,b\"");
     let table: [(&[_], Lines<'static>, bool); 31] = [
         (&[comma], &[(TAGS, "\"a,b\"")], true),
@@ -224,7 +226,7 @@ async fn a_head_of_a_response_without_content_has_no_length() {
             layer().policy(Policy::default().status_lifetime(status, SECOND)).layer(inner);
         for method in [Method::GET, Method::HEAD] {
             let answer = ask(&service, by(method.clone(), &[])).await;
-            let found = answer.headers.get("content-length").map(|it| it.to_str().unwrap());
+            let found = answer.headers.get("content-length").map(|length| length.to_str().unwrap());
             assert!(found == length || method == Method::GET, "{status} {found:?}");
         }
         assert_eq!(calls.count(), 1, "{status}");
@@ -254,7 +256,8 @@ async fn an_answer_that_is_not_shared_meets_the_conditions_too() {
         (Method::HEAD, &[], 200, ""),
         (Method::GET, &[("range", "bytes=0-0")], 200, "1 GET 1"),
     ] {
-        let (service, before) = (layered(&inner), calls.count());
+        let service = layered(&inner);
+        let before = calls.count();
         let answer = ask(&service, by(method.clone(), lines)).await;
         let body = body.replacen('1', &(before + 1).to_string(), 1);
         assert_eq!((answer.status.as_u16(), answer.text()), (status, &*body), "{lines:?}");

@@ -77,7 +77,8 @@ async fn a_stored_answer_states_its_age() {
     async fn age(service: &Layered) -> u64 {
         ask(service, get("/")).await.headers["age"].to_str().unwrap().parse().unwrap()
     }
-    let (service, begun) = (layered(&with_headers(&[("age", "7")]).0), Instant::now());
+    let service = layered(&with_headers(&[("age", "7")]).0);
+    let begun = Instant::now();
     let passed = || begun.elapsed().as_secs();
     let first = age(&service).await;
     assert!((7..=7 + passed()).contains(&first), "{first}");
@@ -85,7 +86,8 @@ async fn a_stored_answer_states_its_age() {
     let second = age(&service).await;
     assert!((8..=7 + passed()).contains(&second), "{second}");
 
-    let (service, begun) = (layered(&numbered().0), Instant::now());
+    let service = layered(&numbered().0);
+    let begun = Instant::now();
     assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
     let first = age(&service).await;
     assert!(first <= begun.elapsed().as_secs(), "{first}");

@@ -54,7 +54,7 @@ async fn callers_share_by_user_while_the_backend_refuses_writes() {
                 asked.push(asking(&service, of("alice")));
                 sleep(DELAY / 25).await;
             }
-            assert!(all(asked).await.iter().all(|it| it.status == 200));
+            assert!(all(asked).await.iter().all(|answer| answer.status == 200));
             assert!(calls.count() <= 2, "{kind:?} {parts}: {}", calls.count());
         }
     }
@@ -119,7 +119,8 @@ async fn a_request_waits_for_another_process_no_longer_than_its_limit() {
             let cache = http_cache(backend, "s").wait_limit(DELAY * 2).build().unwrap();
             with_parts(http_layer(cache), parts).layer(numbered().0)
         };
-        let (one, other) = (service(dead), service(Faulty::over(backend, |_| None)));
+        let one = service(dead);
+        let other = service(Faulty::over(backend, |_| None));
         let dying = asking(&one, of("alice"));
         sleep(20 * MS).await;
         dying.abort();

@@ -236,7 +236,8 @@ async fn a_stream_whose_group_has_ended_is_for_those_who_asked_before() {
 #[tokio::test(start_paused = true)]
 async fn a_validated_response_has_the_groups_of_its_304() {
     let (inner, _) = origin(|call, request| {
-        let (tag, life) = (("etag", "\"1\""), ("cache-control", "max-age=1"));
+        let tag = ("etag", "\"1\"");
+        let life = ("cache-control", "max-age=1");
         match request.headers().get("if-none-match") {
             Some(_) => reply(304, &[tag, life, ("cache-groups", "\"b\"")], ""),
             None => reply(200, &[tag, life, ("cache-groups", "\"a\"")], call.to_string()),
@@ -299,8 +300,10 @@ async fn a_purge_that_is_permitted_ends_the_groups_in_its_headers() {
 #[tokio::test(start_paused = true)]
 async fn each_variant_has_its_own_groups() {
     let (inner, _) = origin(|call, request| {
-        let language =
-            request.headers().get("accept-language").map_or("", |it| it.to_str().unwrap());
+        let language = request
+            .headers()
+            .get("accept-language")
+            .map_or("", |language| language.to_str().unwrap());
         let groups = format!("\"of {language}\", \"all\"");
         let headers = [("vary", "accept-language"), ("cache-groups", &*groups)];
         reply(200, &headers, format!("{call} {language}"))

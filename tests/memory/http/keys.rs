@@ -177,7 +177,8 @@ fn assert_key(layer: &BellwetherLayer<Http>, uri: &str, headers: Lines<'_>, expe
 
 #[test]
 fn a_query_is_what_the_rules_leave_of_it() {
-    let (plain, sorts) = (Query::default(), Query::default().sort());
+    let plain = Query::default();
+    let sorts = Query::default().sort();
     let ignores = plain.clone().ignore(["x", "utm_*"]);
     for (query, uri, expected) in [
         (&plain, "/a?b=1&a=2&&", "/a?b=1&a=2&&"),

@@ -7,8 +7,10 @@ use super::prelude::*;
 #[tokio::test(start_paused = true)]
 async fn a_copy_of_a_response_has_its_age_and_ends_with_a_write_elsewhere() {
     let (inner, calls) = origin(|call, request| {
-        let language =
-            request.headers().get("accept-language").map_or("", |it| it.to_str().unwrap());
+        let language = request
+            .headers()
+            .get("accept-language")
+            .map_or("", |language| language.to_str().unwrap());
         let headers = [("cache-control", "max-age=60"), ("vary", "accept-language")];
         reply(200, &headers, format!("{call}{language}"))
     });
@@ -24,7 +26,8 @@ async fn a_copy_of_a_response_has_its_age_and_ends_with_a_write_elsewhere() {
             ask(&one, get_with(&of)).await;
         }
         sleep(3 * SECOND).await;
-        let (hits, local) = (caches[0].stats().hits, caches[0].stats().local);
+        let hits = caches[0].stats().hits;
+        let local = caches[0].stats().local;
         let answer = ask(&one, get_with(&of)).await;
         assert_eq!(answer.headers["age"], "3", "{language}");
         assert_eq!((caches[0].stats().hits, caches[0].stats().local), (hits, local + 1));

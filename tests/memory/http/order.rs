@@ -36,7 +36,7 @@ async fn send(stack: &Stack, request: Request<Body>) -> (http::response::Parts, 
 async fn statuses(stack: &Stack, count: usize, request: fn() -> Request<Body>) -> Vec<u16> {
     let answers = all((0..count).map(|_| spawn(stack.clone().oneshot(request())))).await;
     let mut statuses: Vec<_> =
-        answers.into_iter().map(|it| it.unwrap().status().as_u16()).collect();
+        answers.into_iter().map(|answer| answer.unwrap().status().as_u16()).collect();
     statuses.sort_unstable();
     statuses
 }
@@ -58,9 +58,10 @@ async fn each_gets_its_coding(stack: &Stack) {
             let is_coded = accepted.starts_with("gzip");
             assert_eq!(parts.headers.contains_key("content-encoding"), is_coded, "{accepted}");
             assert_eq!(parts.headers["vary"], "accept-encoding");
-            match is_coded {
-                true => assert!(body.starts_with(b"\x1f\x8b"), "{accepted}"),
-                false => assert_eq!(body, TEXT, "{accepted}"),
+            if is_coded {
+                assert!(body.starts_with(b"\x1f\x8b"), "{accepted}");
+            } else {
+                assert_eq!(body, TEXT, "{accepted}");
             }
         }
     }
@@ -97,7 +98,8 @@ async fn a_weak_validator_joins_no_parts_of_two_codings() {
     const WEAK: Lines<'_> = &[("etag", "W/\"1\"")];
     for (headers, status) in [(STRONG, 206), (WEAK, 200)] {
         let stack = boxed(CompressionLayer::new().layer(layer().layer(origin(headers).0)));
-        let (gzip, tag) = (("accept-encoding", "gzip"), headers[0].1);
+        let gzip = ("accept-encoding", "gzip");
+        let tag = headers[0].1;
         let (parts, _) = send(&stack, get_with(&[gzip])).await;
         assert_eq!(parts.headers["content-encoding"], "gzip");
         assert_eq!(parts.headers["etag"], tag);
@@ -307,9 +309,10 @@ async fn headers_of_one_request_belong_outside() {
             let inner = PropagateRequestIdLayer::x_request_id().layer(inner);
             boxed(SetRequestIdLayer::x_request_id(MakeRequestUuid).layer(inner))
         };
-        let stack = match is_outside {
-            true => ids(boxed(layer().layer(origin))),
-            false => boxed(layer().layer(ids(origin))),
+        let stack = if is_outside {
+            ids(boxed(layer().layer(origin)))
+        } else {
+            boxed(layer().layer(ids(origin)))
         };
         let first = send(&stack, get("/")).await.0;
         let second = send(&stack, get("/")).await.0;

@@ -176,9 +176,12 @@ async fn callers_read_the_body_of_their_user_while_it_arrives() {
 #[tokio::test(start_paused = true)]
 async fn one_user_does_not_keep_the_others_from_sharing() {
     for (status, control) in [(200, "private"), (500, "no-store"), (404, "no-store")] {
-        let (inner, calls) = origin(move |call, request| match user_of(request) == "odd" {
-            true => reply(status, &[("cache-control", control)], call.to_string()),
-            false => reply(200, &[("cache-control", "max-age=60")], call.to_string()),
+        let (inner, calls) = origin(move |call, request| {
+            if user_of(request) == "odd" {
+                reply(status, &[("cache-control", control)], call.to_string())
+            } else {
+                reply(200, &[("cache-control", "max-age=60")], call.to_string())
+            }
         });
         let services = [by_identity(layer()).layer(inner)];
         for _ in 0..3 {
@@ -216,13 +219,14 @@ async fn a_pause_after_a_failure_is_for_its_user() {
 #[tokio::test(start_paused = true)]
 async fn a_vary_and_a_part_select_together() {
     let (inner, calls) = origin(|_, request| {
-        let text = |name| request.headers().get(name).map_or("", |it| it.to_str().unwrap());
+        let text = |name| request.headers().get(name).map_or("", |line| line.to_str().unwrap());
         let body = format!("{} {}", text("x-tenant"), text("accept-language"));
         reply(200, &[("vary", "accept-language")], body)
     });
     let services: [_; 2] = processes(&inner, |layer| shared(layer).vary_by_header("x-tenant"));
     let tenants = ["a", "b", "c"].iter();
-    let asked: Vec<_> = tenants.flat_map(|tenant| ["en", "de"].map(|it| (*tenant, it))).collect();
+    let asked: Vec<_> =
+        tenants.flat_map(|tenant| ["en", "de"].map(|language| (*tenant, language))).collect();
     for _ in 0..2 {
         let requests = asked.iter().cycle().take(60).map(|(tenant, language)| {
             get_with(&[("x-tenant", tenant), ("accept-language", language)])
@@ -392,10 +396,8 @@ async fn a_slow_load_answers_its_caller_after_a_write() {
 async fn a_cache_of_short_keys_answers_each_request() {
     for limit in [20, 40, 60, 101, 102, 104, 512] {
         for varies in [false, true] {
-            let (inner, calls) = match varies {
-                false => by_user(),
-                true => with_headers(&[("vary", "accept-language")]),
-            };
+            let (inner, calls) =
+                if varies { with_headers(&[("vary", "accept-language")]) } else { by_user() };
             let layer = layer_of(builder().max_key(limit));
             let service = if varies { layer } else { by_identity(layer) }.layer(inner);
             for call in 1..4 {

@@ -325,7 +325,8 @@ async fn a_targeted_field_takes_the_place_of_cache_control() {
 /// RFC 9110, section 15.1, and RFC 9111, sections 3 and 5.2.2.3.
 #[tokio::test(start_paused = true)]
 async fn statuses_are_shared_by_policy() {
-    let (fresh, changed) = ([("cache-control", "max-age=60")], [("last-modified", "@-6000")]);
+    let fresh = [("cache-control", "max-age=60")];
+    let changed = [("last-modified", "@-6000")];
     let public = [("last-modified", "@-6000"), ("cache-control", "public")];
     let understood = [("cache-control", "max-age=60, must-understand")];
     let no_store = [("cache-control", "max-age=60, no-store, must-understand")];
@@ -465,7 +466,8 @@ async fn a_reload_reaches_the_origin_unless_that_is_ignored() {
 /// Returns an origin that answers with the name in the credentials, or with `all`.
 fn named() -> (Inner, Calls) {
     origin(|_, request| {
-        let name = request.headers().get("authorization").map_or("all", |it| it.to_str().unwrap());
+        let name =
+            request.headers().get("authorization").map_or("all", |user| user.to_str().unwrap());
         reply(200, &[("cache-control", "max-age=60")], name.to_owned())
     })
 }

@@ -76,7 +76,8 @@ impl Plan {
 /// Returns an origin that answers with the user, the language if the response varies by it, and the
 /// number of writes when it began. Its heads and bodies are slow, endless, broken or uncacheable.
 fn origin(plan: Plan) -> Inner {
-    let (calls, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let calls = Arc::new(AtomicU64::new(0));
+    let writes = Arc::new(AtomicU64::new(0));
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
         let mut rng = Rng::with_seed(plan.seed ^ calls.fetch_add(1, SeqCst) << 32);
         let writes = Arc::clone(&writes);
@@ -99,9 +100,10 @@ fn origin(plan: Plan) -> Inner {
             }
             let has_tag = chance(&mut rng, 30);
             let head = if has_tag { head.header("etag", tag) } else { head };
-            let (head, language) = match plan.varies {
-                true => (head.header("vary", "accept-language"), said(&request)),
-                false => (head, String::new()),
+            let (head, language) = if plan.varies {
+                (head.header("vary", "accept-language"), said(&request))
+            } else {
+                (head, String::new())
             };
             let status = one(&mut rng, &[200, 200, 200, 200, 200, 200, 404, 503]);
             let owner = request.extensions().get::<User>().map_or("none", |user| user.0);
@@ -134,7 +136,8 @@ const CONTROLS: [&str; 8] = [
 
 fn body(start: String, rng: &mut Rng) -> Body {
     let pause = MS * one(rng, &[0, 0, 10, 700]);
-    let (pieces, breaks) = (rng.u32(1..5), chance(rng, 10));
+    let pieces = rng.u32(1..5);
+    let breaks = chance(rng, 10);
     let pieces = (0..pieces).map(move |at| match at {
         0 => Ok(Bytes::from(start.clone())),
         3 if breaks => Err(io::Error::other("cut")),
@@ -205,7 +208,8 @@ async fn ask(
     start: String,
     last: Arc<AtomicU64>,
 ) {
-    let (known, begun) = (last.load(SeqCst), Instant::now());
+    let known = last.load(SeqCst);
+    let begun = Instant::now();
     let is_write = request.method() == "POST";
     let answer = service.oneshot(request).await.unwrap();
     let (head, body) = answer.into_parts();
@@ -232,7 +236,8 @@ async fn run(plan: Plan) {
     let services = processes(plan, &backends);
     // By the number of parts, which a write and what it ends have in common.
     let last: [Arc<AtomicU64>; 3] = Default::default();
-    let (rng, mut asked) = (&mut Rng::with_seed(plan.seed), Vec::new());
+    let rng = &mut Rng::with_seed(plan.seed);
+    let mut asked = Vec::new();
     for _ in 0..400 {
         let parts = rng.usize(..3);
         let service = services[rng.usize(..3)][parts].clone();

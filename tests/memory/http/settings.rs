@@ -7,11 +7,11 @@ use super::prelude::*;
 use crate::all_settings::{self, picks};
 
 const SETTINGS: [all_settings::Set<BellwetherLayer<Http>>; 5] = [
-    |it, time| it.default_lifetime(time),
-    |it, time| it.keep_for_validation(time),
-    |it, time| it.max_stale(time),
-    |it, time| it.body_limit(time),
-    |it, time| it.policy(Policy::rfc9111().status_lifetime(StatusCode::OK, time)),
+    |layer, time| layer.default_lifetime(time),
+    |layer, time| layer.keep_for_validation(time),
+    |layer, time| layer.max_stale(time),
+    |layer, time| layer.body_limit(time),
+    |layer, time| layer.policy(Policy::rfc9111().status_lifetime(StatusCode::OK, time)),
 ];
 
 proptest! {
@@ -30,8 +30,10 @@ proptest! {
             };
             let modified = ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT");
             let (inner, _) = with_headers(&[("cache-control", directives), modified]);
-            let set = |it, (at, time): &(usize, _)| SETTINGS[*at](it, *time);
-            let layer = picks.iter().fold(silent_layer(), set);
+            let mut layer = silent_layer();
+            for (at, time) in &picks {
+                layer = SETTINGS[*at](layer, *time);
+            }
             let service = layer.layer(inner);
             for _ in 0..4 {
                 let answer = ask(&service, get("/")).await;

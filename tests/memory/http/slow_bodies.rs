@@ -131,7 +131,7 @@ async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
     let languages: Vec<_> = (0..6).map(|at| format!("x-{at}")).collect();
     for waited in [2 * (3 * SECOND + DELAY), 3 * SECOND + DELAY] {
         let begun = Instant::now();
-        let requests = languages.iter().map(|it| get_with(&[("accept-language", it)]));
+        let requests = languages.iter().map(|language| get_with(&[("accept-language", language)]));
         ask_all(&services, requests).await;
         assert_eq!(begun.elapsed(), waited);
     }

@@ -36,9 +36,10 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
     let (inner, calls) = origin(|call, request| {
         let call = call.to_string();
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=60"), ("x-call", &*call)];
-        match request.headers().contains_key("if-none-match") {
-            true => reply(304, &headers, ""),
-            false => reply(200, &headers, "body"),
+        if request.headers().contains_key("if-none-match") {
+            reply(304, &headers, "")
+        } else {
+            reply(200, &headers, "body")
         }
     });
     let cache = cache(&MemoryBackend::new());

@@ -67,7 +67,8 @@ async fn each_caller_has_the_head_and_each_piece_at_once() {
                 assert_eq!(next(body).await, pieces[pieces.len() - 3..]);
             }
             // A late caller reads from the start.
-            let (mut late, mut read) = (open(&service, get("/")).await, Vec::new());
+            let mut late = open(&service, get("/")).await;
+            let mut read = Vec::new();
             while read.len() < pieces.len() {
                 read.extend_from_slice(&next(&mut late).await);
             }
@@ -155,7 +156,8 @@ async fn trailers_go_to_the_caller_whose_request_ran() {
     feed.send(data("one")).unwrap();
     feed.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
     drop(feed);
-    let (own, other) = (own.collect().await.unwrap(), other.collect().await.unwrap());
+    let own = own.collect().await.unwrap();
+    let other = other.collect().await.unwrap();
     assert_eq!((own.trailers(), other.trailers()), (Some(&trailers), None));
     assert_eq!((own.to_bytes(), other.to_bytes()), (Bytes::from("one"), Bytes::from("one")));
     let _again = open(&service, get("/")).await;

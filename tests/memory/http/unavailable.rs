@@ -86,7 +86,8 @@ async fn a_policy_for_failures_knows_the_status() {
         let layer = http_layer(cache.build().unwrap()).on_error(|error| {
             let failure = error.load_ref::<InnerServiceError>();
             let mut answer = Response::new(Bytes::from_static(b"of the layer"));
-            *answer.status_mut() = failure.map_or(StatusCode::IM_A_TEAPOT, |it| it.status());
+            *answer.status_mut() =
+                failure.map_or(StatusCode::IM_A_TEAPOT, |failure| failure.status());
             answer
         });
         layer.layer(inner.clone())
@@ -117,14 +118,18 @@ async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
 async fn pauses_grow_with_failures_in_a_row_and_the_first_success_ends_them() {
     let is_down = Arc::new(AtomicBool::new(true));
     let seen = is_down.clone();
-    let (inner, calls) = origin(move |_, _| match seen.load(Ordering::SeqCst) {
-        true => refusal(503),
-        false => reply(200, &[("cache-control", "max-age=1")], "well"),
+    let (inner, calls) = origin(move |_, _| {
+        if seen.load(Ordering::SeqCst) {
+            refusal(503)
+        } else {
+            reply(200, &[("cache-control", "max-age=1")], "well")
+        }
     });
     let services = left_alone(&inner);
     for _ in 0..2 {
         is_down.store(true, Ordering::SeqCst);
-        let (begun, before) = (Instant::now(), calls.count());
+        let begun = Instant::now();
+        let before = calls.count();
         ask(&services[0], get("/")).await;
         sleep(FIRST_PAUSE).await;
         ask(&services[1], get("/")).await;
@@ -175,7 +180,8 @@ async fn the_service_is_not_called_before_its_retry_after() {
 /// Each process does without the others what all of them do together.
 #[tokio::test(start_paused = true)]
 async fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
-    let (sent, later) = ("Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:29 GMT");
+    let sent = "Tue, 14 Nov 2023 22:13:20 GMT";
+    let later = "Tue, 14 Nov 2023 22:13:29 GMT";
     let of_the_layer = "1";
     for (fields, expected) in [
         (&[][..], of_the_layer),
@@ -243,11 +249,13 @@ async fn requests_that_pass_begin_and_meet_no_pause() {
 async fn a_failure_for_one_user_concerns_no_other() {
     let rules = [None, Some(AfterFailure::BACK_OFF), Some(AfterFailure::LoadAgain)];
     for (rule, status) in rules.into_iter().flat_map(|rule| [(rule, 500), (rule, 503)]) {
-        let (inner, calls) =
-            origin(move |_, request| match request.headers().contains_key("authorization") {
-                true => reply(status, &[("retry-after", "30")], "refused"),
-                false => reply(200, &[], "well"),
-            });
+        let (inner, calls) = origin(move |_, request| {
+            if request.headers().contains_key("authorization") {
+                reply(status, &[("retry-after", "30")], "refused")
+            } else {
+                reply(200, &[], "well")
+            }
+        });
         let services = ruled(&inner, rule, |layer| layer.policy(Policy::rfc9111()));
         let refused = ask(&services[0], get_with(&[("authorization", "Basic YTpi")])).await;
         assert_eq!(refused.text(), "refused");

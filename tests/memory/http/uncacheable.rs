@@ -108,7 +108,8 @@ async fn a_key_recovers_whatever_its_clients_ask_for() {
     for (name, value) in [("if-none-match", "\"v\""), ("range", "bytes=0-1"), ("HEAD", "")] {
         let (inner, calls) = origin(move |call, request| {
             let own = ("set-cookie", if call == 1 { "a=b" } else { "" });
-            let (control, etag) = (("cache-control", "max-age=60"), ("etag", "\"v\""));
+            let control = ("cache-control", "max-age=60");
+            let etag = ("etag", "\"v\"");
             let headers = request.headers();
             let (status, about_body, body) = if headers.contains_key("if-none-match") {
                 (304, ("x-none", ""), "")

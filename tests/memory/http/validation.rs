@@ -11,10 +11,7 @@ const LIFE: &str = "max-age=60, stale-while-revalidate=600";
 fn document(request: &Request<Body>, extra: &str, control: &str) -> Response<Body> {
     let is_known = request.headers().get("if-none-match").is_some_and(|tag| tag == "\"v1\"");
     let headers = [("etag", "\"v1\""), ("cache-control", control), ("x-extra", extra)];
-    match is_known {
-        true => reply(304, &headers, ""),
-        false => reply(200, &headers, "whole"),
-    }
+    if is_known { reply(304, &headers, "") } else { reply(200, &headers, "whole") }
 }
 
 /// The new headers of a `304` are stored.
@@ -268,7 +265,8 @@ async fn a_response_is_kept_for_validation_by_option_and_with_a_validator() {
 
 #[tokio::test(start_paused = true)]
 async fn new_headers_replace_all_lines_of_the_stored_ones() {
-    let (etag, vary) = (("etag", "\"v\""), ("vary", "accept-encoding"));
+    let etag = ("etag", "\"v\"");
+    let vary = ("vary", "accept-encoding");
     let life = ("cache-control", "max-age=1");
     let (inner, calls) = origin(move |call, _| match call {
         1 => {
@@ -303,7 +301,8 @@ async fn new_headers_replace_all_lines_of_the_stored_ones() {
 async fn a_304_without_a_date_is_of_now() {
     let sent = httpdate::fmt_http_date(SystemTime::now() - 1100 * SECOND);
     let (inner, calls) = origin(move |call, _| {
-        let (etag, life) = (("etag", "\"v\""), ("cache-control", "max-age=1105"));
+        let etag = ("etag", "\"v\"");
+        let life = ("cache-control", "max-age=1105");
         match call {
             1 => reply(200, &[etag, life, ("date", &sent)], "whole"),
             _ => reply(304, &[etag, ("cache-control", "max-age=60")], ""),

@@ -131,7 +131,8 @@ async fn a_load_that_began_before_an_invalidation_is_not_found_after_it() {
         let (inner, _) = by_language();
         let held = gate.clone();
         let slow = service_fn(move |request: Request<Body>| {
-            let (inner, held) = (inner.clone(), held.clone());
+            let inner = inner.clone();
+            let held = held.clone();
             async move {
                 let answer = inner.oneshot(request).await;
                 // The answer is made, and is late.
@@ -170,9 +171,10 @@ async fn a_resource_that_varies_by_more_than_was_known_shares_by_all_of_it() {
         let [language, theme] =
             ["accept-language", "x-theme"].map(|name| line(request.headers(), name).to_owned());
         // The German answers have themes.
-        let (vary, theme) = match language == "de" {
-            true => ("accept-language, x-theme", theme),
-            false => ("accept-language", String::new()),
+        let (vary, theme) = if language == "de" {
+            ("accept-language, x-theme", theme)
+        } else {
+            ("accept-language", String::new())
         };
         reply(200, &[("vary", vary)], format!("{language}/{theme} {call}"))
     });

@@ -130,10 +130,13 @@ async fn a_write_of_an_equivalent_uri_ends_the_stored_response() {
         for write in writes {
             for way in ["PUT", "PURGE", "location", "content-location"] {
                 // A location names its host with its scheme.
-                let location = match write.1.starts_with('/') {
-                    true if write.0.ends_with(":443") => format!("https://{}{}", write.0, write.1),
-                    true => format!("http://{}{}", write.0, write.1),
-                    false => write.1.to_owned(),
+                let (host, uri) = *write;
+                let location = if !uri.starts_with('/') {
+                    uri.to_owned()
+                } else if host.ends_with(":443") {
+                    format!("https://{host}{uri}")
+                } else {
+                    format!("http://{host}{uri}")
                 };
                 let (inner, _) = origin(move |call, request| match request.method().as_str() {
                     "POST" => reply(200, &[(way, &location)], call.to_string()),
@@ -272,7 +275,8 @@ async fn a_write_below_an_invalid_prefix_ends_its_location() {
     let service = layered(&inner);
     let asked = [("GET", "/b", 1), ("GET", "/b", 1), ("POST", "/%41", 2), ("GET", "/b", 3)];
     for (method, path, expected) in asked {
-        let (mut request, original) = (of_shop(method, path), format!("/%zz{path}"));
+        let mut request = of_shop(method, path);
+        let original = format!("/%zz{path}");
         request.extensions_mut().insert(axum::extract::OriginalUri(original.parse().unwrap()));
         ask(&service, request).await;
         assert_eq!(calls.count(), expected);

@@ -48,11 +48,7 @@ async fn dropped_after<T>(polls: usize, future: impl Future<Output = T>) -> Went
 pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
     let asked = |locks: &Asked| locks.clone();
-    let (a, b, c) = (
-        Asked::new(&server.url(), "k", LEASE),
-        Asked::new(&server.url(), "k", LEASE),
-        Asked::new(&server.url(), "k", LEASE),
-    );
+    let [a, b, c] = [(); 3].map(|()| Asked::new(&server.url(), "k", LEASE));
     for polls in 1..40 {
         let held = (pair.one.take)(asked(&a)).await.unwrap();
         let went = dropped_after(polls, (pair.rival.take)(asked(&b))).await;
