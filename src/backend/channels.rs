@@ -120,7 +120,7 @@ impl Channels {
         let addressee = change.addressee();
         let mut has_addressee = false;
         let mut inboxes = Vec::new();
-        // The waiters without an owner come first. Behind them, all others receive a change without
+        // The waiters without an owner come first. The waiters behind receive only a change without
         // an addressee.
         for (key, waiter) in state.waiters_from(&topic, None) {
             if key.owner.is_some() && addressee.is_some() {
@@ -371,7 +371,7 @@ impl Changes {
     }
 
     /// Opens the channels of the waiter, unless the channels are open. Returns whether the server
-    /// has confirmed all of them, so that changes arrive.
+    /// has confirmed each channel, so that changes arrive.
     ///
     /// A [`Change::Wake`] comes when the server confirms a channel, and when a channel is lost.
     pub fn subscribe(&mut self) -> bool {
@@ -397,6 +397,10 @@ impl Changes {
     }
 
     /// Completes when the server has confirmed the subscription. Changes until then may be missed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future keeps the registration.
     pub async fn confirmed(&mut self) {
         loop {
             // Cleared before the look, because a loss after the look puts a wake into the inbox.
@@ -438,7 +442,7 @@ impl fmt::Debug for Changes {
     }
 }
 
-/// The most unread pushes of a slow waiter. One more push replaces all of them by a wake.
+/// The most unread pushes of a slow waiter. One more push replaces all unread pushes by a wake.
 const BACKLOG: usize = 16;
 
 /// The pushes for one waiter that the waiter has not read.
@@ -486,7 +490,7 @@ mod tests {
     }
 
     /// A claim is sent while the channel of the process is not confirmed, or was lost meanwhile.
-    /// Its waiter may have missed a push, so it is woken when pushes arrive again.
+    /// Its waiter may have missed a push, so the waiter is woken when pushes arrive again.
     #[test]
     fn a_break_and_a_confirmation_wake_the_waiters_of_a_channel() {
         let channels = Channels::default();
@@ -519,7 +523,7 @@ mod tests {
         openings.mark_unchanged();
     }
 
-    /// The channel of a name is open while it has a waiter that must wait.
+    /// The channel of a name is open while a waiter of the channel must wait.
     #[test]
     fn a_channel_of_a_name_opens_when_a_waiter_subscribes() {
         let channels = Channels::default();

@@ -11,7 +11,7 @@ use crate::backend::redis::scripts::Call;
 pub(super) type Reply = Result<Value, CommandFailure>;
 
 impl Link {
-    /// Runs a script, and sends its source if the server does not know it.
+    /// Runs a script, and sends its source if the server does not know the script.
     ///
     /// With `asking`, an `ASKING` goes before each command, because the node is about to receive
     /// the slot.

@@ -29,7 +29,7 @@ pub(super) struct Connection {
     pub(super) progress: Arc<Progress>,
     /// Cancelled when the connection must not be used any more. The task then makes the next one.
     pub(super) broken: CancellationToken,
-    /// How long commands wait for the next connection when this one broke.
+    /// How long commands wait for the next connection after a break of this connection.
     pub(super) reconnect_limit: Duration,
     _driver: AbortOnDropHandle<()>,
 }

@@ -117,3 +117,26 @@ impl NodeEvents {
         self.all.channels.note_lost(|channel| !self.has_lost(channel));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node has a connection for commands and a connection for grants. Each of them counts.
+    #[test]
+    fn connections_stand_since_the_latest_of_them_was_made() {
+        let standing = Standing::default();
+        let stood_for = || standing.connections().stood_for;
+        assert_eq!(stood_for(), None);
+        let commands = standing.add_connection();
+        let grants = standing.add_connection();
+        *lock(&commands) = Some(Instant::now());
+        assert_eq!(stood_for(), Some(Duration::ZERO), "the other connection does not stand yet");
+        *lock(&grants) = Some(Instant::now());
+        assert!(stood_for() > Some(Duration::ZERO));
+        *lock(&commands) = None;
+        assert_eq!(stood_for(), Some(Duration::ZERO));
+        drop(commands);
+        assert!(stood_for() > Some(Duration::ZERO), "the node of the other connection is gone");
+    }
+}

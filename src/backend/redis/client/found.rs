@@ -150,7 +150,7 @@ impl FoundNodes {
         })
     }
 
-    /// Returns the map of slots. The first call starts the task that asks for it.
+    /// Returns the map of slots. The first call starts the task that asks for the map.
     async fn slots(&self) -> Result<Arc<SlotMap>, BackendError> {
         let start = || {
             self.watch.start(|mark| {
@@ -197,7 +197,7 @@ async fn keep_known(running: RunningWatch) {
 }
 
 impl KnownNodes {
-    /// Asks for the map of slots at each tick, and whenever it may have changed.
+    /// Asks for the map of slots at each tick, and whenever the map may have changed.
     async fn keep_asking(&self, tick: Duration) {
         let mut pauses = Pauses::default();
         for turn in 0.. {

@@ -1,4 +1,4 @@
-//! The connections to a server that a task keeps: for commands, and one for pushes.
+//! The connections to a server that a task keeps: one or two for commands, and one for pushes.
 //!
 //! The first command starts the task. The task connects, serves until a connection breaks, and
 //! connects again. A command uses the latest connection. After a break, a command waits for the
@@ -55,9 +55,9 @@ struct KeptConnection {
     server: ConnectionInfo,
     config: RedisConfig,
     events: NodeEvents,
-    /// The connection for commands, if this one is for pushes. The connection for pushes is made
-    /// after the connection for commands, because new subscriptions wake waiters, which then send
-    /// commands.
+    /// The connection for commands, if this connection is for pushes. The connection for pushes is
+    /// made after the connection for commands, because new subscriptions wake waiters, which then
+    /// send commands.
     commands: Option<Arc<KeptConnection>>,
     latest: LatestFinding<Arc<Connection>>,
     /// Since when the connection stands, for operators. Set by the first connection for commands.
@@ -224,7 +224,7 @@ impl KeptConnection {
         self.commands.is_some()
     }
 
-    /// Has the task replace a connection. Commands that begin from now on wait for the next one.
+    /// Has the task replace a connection. Later commands wait for the next connection.
     fn give_up(&self, used: &Arc<Connection>) {
         let is_used = |latest: &Arc<Connection>| Arc::ptr_eq(latest, used);
         self.latest.give_up(is_used, used.reconnect_limit);

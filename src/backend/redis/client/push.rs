@@ -70,7 +70,7 @@ impl Pushes {
             }
             PushKind::SUnsubscribe => {
                 let is_reply = match data.next() {
-                    Some(Value::BulkString(channel)) => self.is_leaving(&channel),
+                    Some(Value::BulkString(channel)) => self.take_leaving(&channel),
                     _ => false,
                 };
                 // The slot of the channel has moved. The client library takes the push for the
@@ -83,8 +83,8 @@ impl Pushes {
         }
     }
 
-    /// Returns whether an `UNSUBSCRIBE` from a channel is under way, which then ends.
-    fn is_leaving(&self, channel: &[u8]) -> bool {
+    /// Returns whether an `UNSUBSCRIBE` from a channel is under way. A second call returns `false`.
+    fn take_leaving(&self, channel: &[u8]) -> bool {
         let Ok(channel) = std::str::from_utf8(channel) else { return false };
         lock(&self.leaving).remove(channel)
     }

@@ -89,7 +89,7 @@ impl Grants {
         Self { link, needed, gathered: Arc::default(), turn: Arc::default() }
     }
 
-    /// Runs a script, and sends its source if the server does not know it.
+    /// Runs a script, and sends its source if the server does not know the script.
     pub(super) async fn call(&self, call: &Call<'_>, asking: bool) -> GrantReply {
         match self.send(call.by_digest.clone(), asking).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {

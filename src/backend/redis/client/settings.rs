@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::error::{BoxError, Chain, Error, ErrorKind, words_of};
 
-/// The settings of a backend. In a file, they have the names of the builder's methods.
+/// The settings of a backend. In a file, each has the name of the builder's method.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(in super::super) struct RedisConfig {
@@ -55,7 +55,7 @@ impl Default for RedisConfig {
     }
 }
 
-/// A setting that may have a password in it. No error and no log shows it.
+/// A setting that may have a password in it. No error and no log shows the setting.
 #[derive(Clone)]
 pub(in super::super) struct Secret<T>(pub(in super::super) T);
 

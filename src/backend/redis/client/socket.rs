@@ -59,7 +59,7 @@ pub(super) struct Progress {
     asked: Notify,
     /// Each caller that has asked the driver, and still waits, has a clone.
     askers: Arc<()>,
-    /// The connection has ended because it was silent.
+    /// The connection has ended because of a silence.
     is_silent: AtomicBool,
     /// Cancelled when the driver has ended, and has dropped all its commands.
     pub(super) ended: CancellationToken,
@@ -69,7 +69,7 @@ pub(super) struct Progress {
 struct LastMove {
     /// In the future while a large write is on its way.
     at: Instant,
-    /// So a reply is due, although the caller of the command may have left.
+    /// If so, a reply is due, although the caller of the command may have left.
     written_since_read: bool,
 }
 
