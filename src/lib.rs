@@ -23,6 +23,7 @@
 //! | you want to | use |
 //! |---|---|
 //! | cache an expensive load | [`Cache::get_or_load`], [`Cache::request`] |
+//! | share one load, keep nothing | [recipe](guide#you-come-from-gos-singleflight) |
 //! | load many keys by one query | [`Cache::get_or_load_many`] |
 //! | serve hot keys without a round trip | [`cache::Builder::local`] |
 //! | cache responses, or wrap a service | [`BellwetherLayer`] |
@@ -56,7 +57,7 @@
 //! [command line]: guide::command_line
 //!
 //! The crate runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled. `RedisBackend`
-//! also needs its IO enabled. Outside of such a runtime, the crate panics as tokio does.
+//! also needs its IO enabled. Elsewhere, the crate panics as tokio does.
 //!
 //! # Features
 //!
