@@ -1,4 +1,4 @@
-//! The events of a history, sorted by their subjects.
+//! The events of a history, sorted by subject.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,18 +26,18 @@ pub struct Index {
     pub inserted: HashSet<(String, u64)>,
     /// What ended values.
     pub performed: Vec<Performed>,
-    /// The touches, with their fences.
+    /// The touches, with the fences that the entries got.
     pub touched: Vec<Stored>,
     /// The values that were not to be stored.
     pub unstored: HashSet<Value>,
-    /// The loads that found their value unchanged.
+    /// The loads that found the value unchanged.
     pub renewals: Vec<Renewal>,
     pub backed_off: Vec<BackedOff>,
-    /// The refreshes that were answered, with their values.
+    /// The refreshes that were answered with a value.
     pub refreshed: Vec<(Write, Value)>,
     /// The reads that were answered with a failed load.
     pub failed: Vec<FailedRead>,
-    /// The values with the fences under which they were made or seen.
+    /// The values, each with a fence under which the value was made or seen.
     pub claimed: Vec<(Value, u64)>,
     /// The greatest fence under which each value was read from the store.
     pub last_seen: HashMap<Value, u64>,
@@ -67,9 +67,9 @@ pub struct Write {
     pub answered: Option<Time>,
     /// The write was answered without an error.
     pub done: bool,
-    /// The tag that it ends, if it is the end of a tag.
+    /// The tag, if the write is the end of a tag.
     pub tag: Option<String>,
-    /// It failed, and its process repeats it.
+    /// The write failed, and its process repeats the write.
     pub deferred: bool,
 }
 
@@ -79,7 +79,7 @@ pub struct Performed {
     pub process: Process,
     /// The key, or the tag.
     pub what: Ended,
-    /// It removes the value, or ends it for all but failures.
+    /// Whether the write removes the value, or ends the value for all but failures.
     pub removes: bool,
     pub sent: Time,
 }
@@ -115,10 +115,10 @@ pub struct Renewal {
     pub key: String,
     pub value: Value,
     pub fence: Option<u64>,
-    /// The beginning of the load, and the time at which it said so.
+    /// The beginning of the load, and the time at which the load said so.
     pub began: Time,
     pub at: Time,
-    /// When the backend has renewed the value, if it did.
+    /// When the backend has renewed the value, if the backend did.
     pub answered: Option<Time>,
 }
 
@@ -146,7 +146,8 @@ pub struct Hold {
     pub fence: u64,
     pub asked: Time,
     pub locked: Time,
-    /// The time at which the holder was told of the loss, began to release, or was killed.
+    /// The time at which the guard reported the loss, the release began, or the process was
+    /// killed.
     pub ended: Time,
     pub lost: Option<Time>,
     /// The time of the release, if the lock had been held to the end.
@@ -182,12 +183,12 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Returns whether this is a write that ends the values before it.
+    /// Returns whether this is a write that ends all earlier values.
     pub fn ends_values(&self) -> bool {
         self.owner.is_none() && !self.leaves_value
     }
 
-    /// Returns whether this is a refresh, which ends the loads before it and leaves the value.
+    /// Returns whether this is a refresh, which ends all earlier loads and leaves the value.
     pub fn is_refresh(&self) -> bool {
         self.owner.is_none() && self.leaves_value
     }
@@ -354,8 +355,8 @@ impl Index {
         index
     }
 
-    /// Notes that the backend has stored what a load under this fence made. If it found the value
-    /// unchanged, it was stored anew.
+    /// Notes that the backend has stored the value of a load under this fence. If the load found
+    /// the value unchanged, the value was stored anew.
     fn renewed(&mut self, key: &str, fence: u64, at: Time) {
         let mut of = self
             .renewals
@@ -367,7 +368,7 @@ impl Index {
     }
 
     /// Returns the fences that touches, expiries and loads of unchanged values gave to entries.
-    /// Each has its key, and the times at which it was sent and answered.
+    /// Beside each fence are the key, and the times of the call and of the answer.
     pub fn rewritten(&self) -> impl Iterator<Item = (&str, u64, Time, Time)> {
         let writes = self.fences.iter().filter(|taken| taken.owner.is_none());
         let kept =
@@ -384,7 +385,7 @@ impl Index {
             .chain(renewals)
     }
 
-    /// Returns the key of a value, if its making was recorded.
+    /// Returns the key of a value, if the making of the value was recorded.
     pub fn key_of(&self, value: &Value) -> Option<&str> {
         let load = self.loads.get(&(value.by, value.number)).map(|load| load.key.as_str());
         load.or_else(|| self.inserts.get(value).map(|insert| insert.key.as_str()))
@@ -434,7 +435,7 @@ impl<K: Eq + Hash, T: Ord + Clone> FromIterator<(K, Time, T)> for Known<K, T> {
         for (of, at, fact) in facts {
             all.entry(of).or_default().push((at, fact));
         }
-        // Each entry becomes the maximum of all facts up to its time.
+        // Each fact becomes the greatest of all facts up to that time.
         for facts in all.values_mut() {
             facts.sort_by_key(|(at, _)| *at);
             for at in 1..facts.len() {
@@ -454,7 +455,7 @@ impl<K: Eq + Hash, T> Known<K, T> {
     }
 }
 
-/// Returns each span with those before it that had not ended when it began.
+/// Returns each span with the earlier spans that had not ended when the span began.
 pub fn beside<T>(mut spans: Vec<&T>, of: impl Fn(&T) -> (Time, Time)) -> Vec<(&T, Vec<&T>)> {
     spans.sort_by_key(|span| of(span).0);
     let mut running: Vec<&T> = Vec::new();

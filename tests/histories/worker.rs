@@ -1,5 +1,5 @@
-//! A worker process whose callers load, read, insert, invalidate and lock until they are told to
-//! stop.
+//! A worker process. Its callers load, read, insert, invalidate and lock until the process gets a
+//! line on its standard input.
 
 use std::{
     fmt,
@@ -39,7 +39,7 @@ use super::{
     recorder::{Log, Recorder},
 };
 
-/// The environment variable that makes a process a worker. It holds a [`Setup`].
+/// The environment variable that makes a process a worker. The value is a [`Setup`].
 pub const VARIABLE: &str = "BELLWETHER_HISTORIES_WORKER";
 
 /// Short enough for many in a round.
@@ -97,20 +97,21 @@ fn tag_of(key: &str) -> String {
 }
 
 impl Setup {
-    /// Returns whether the cache has a local tier. Others read the store each time.
+    /// Returns whether the cache has a local tier. A cache without a tier reads the store each
+    /// time.
     fn has_tier(&self) -> bool {
         !self.process.is_multiple_of(3)
     }
 
-    /// Returns how far its copies may be behind. A process that starts in place of another one may
-    /// have another bound, as after a deploy.
+    /// Returns how far the copies of this process may be behind. A process that starts in place of
+    /// another process may have another bound, as after a deploy.
     fn staleness(&self) -> Duration {
         if self.process % 4 < 2 { STALENESS / 2 } else { STALENESS }
     }
 }
 
 impl Workload {
-    /// Returns the windows of its values.
+    /// Returns the windows of all values.
     pub fn windows(&self, slack: Time) -> Windows {
         let [fresh, stale, error] =
             [self.ttl_ms, self.stale_ms, self.error_ms].map(|millis| millis * 1000);
@@ -147,7 +148,7 @@ pub fn work() {
     });
 }
 
-/// Keeps planned panics out of the output. Any other panic of a worker ends it, and so the test.
+/// Keeps planned panics out of the output. Any other panic ends the worker, and so the test.
 pub fn quiet_planned_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -272,7 +273,7 @@ impl Worker {
         Value { by: self.setup.process, number: self.number(), began: self.log.now() }
     }
 
-    /// Makes one call to the cache. The names of its keys have this prefix.
+    /// Makes one call to the cache. The key begins with this prefix.
     pub async fn call(&self, prefix: &str, rng: &mut Rng) {
         let key = format!("{prefix}{}", rng.usize(0..self.setup.load.keys));
         let dice = rng.u32(0..1000);
@@ -284,7 +285,7 @@ impl Worker {
             let answer = match self.cache.get(key.as_str()).await {
                 Ok(None) => Answer::Nothing,
                 Ok(Some(value)) => {
-                    // A `get` does not say whether it was served a copy.
+                    // A `get` does not say whether the value was a copy.
                     let source = if self.setup.has_tier() { Source::Local } else { Source::Stored };
                     Answer::Value { value, source }
                 }
@@ -330,11 +331,11 @@ impl Worker {
             let key_of = key_of.clone();
             let plans = plans.clone();
             async move {
-                // They end together: the failure of one is told when all are made.
+                // The loads end together, because the failure of a key is known when all are made.
                 let takes = batch.ids().iter().map(|id| plans[*id].takes).max().unwrap_or_default();
                 let loads = batch.leads().map(|(id, lead)| {
                     let plan = Plan { takes, ..plans[*id] };
-                    // The panic of one would end them all.
+                    // The panic of one load would end the loads of all keys.
                     let end = if let End::Panics = plan.end { End::Fails } else { plan.end };
                     worker.loader(&key_of(id), Plan { end, ..plan })(lead.clone())
                 });
@@ -420,7 +421,7 @@ impl Worker {
                         self.log.tell(Event::Refreshed { write, value: loaded.value });
                         Ok(())
                     }
-                    // The act was done, and its load failed.
+                    // The act was done, and the load after the act failed.
                     Err(error) if error.kind() != ErrorKind::Backend => Ok(()),
                     Err(error) => Err(error),
                 }
@@ -429,7 +430,7 @@ impl Worker {
         self.write_answered(write, written.err().as_ref());
     }
 
-    /// Ends the tag of a key, or of all. Each key has a write of its own in the history.
+    /// Ends the tag of a key, or of all. The history has a write for each key.
     async fn end_tag(&self, key: String, rng: &mut Rng) {
         let tag = if rng.bool() { tag_of(&key) } else { OF_ALL.to_owned() };
         let expires = rng.u8(0..3) == 0;
@@ -514,7 +515,7 @@ impl Worker {
         }
     }
 
-    /// Acquires a lock, keeps it for a while and releases it.
+    /// Acquires a lock, keeps the lock for a while, and releases the lock.
     pub async fn lock(&self, rng: &mut Rng) {
         match rng.u8(0..10) {
             0 => return self.latch(rng).await,
@@ -589,7 +590,7 @@ impl Worker {
         format!("m{}", rng.usize(0..self.setup.load.locks))
     }
 
-    /// Stands as a candidate, and leads for a while. Each term that is lost has a hold of its own.
+    /// Stands as a candidate, and leads for a while. Each term is a hold.
     async fn lead(&self, name: String, rng: &mut Rng) {
         let candidate = self.locks.leader(name.as_str()).lease(self.lease(&name));
         let asked = self.log.now();
@@ -612,8 +613,8 @@ impl Worker {
         }
     }
 
-    /// Sets the latch of the hour, counts it down and waits for it. All workers share one latch at
-    /// a time, so that it can reach zero.
+    /// Sets the latch of the hour, counts the latch down, and waits for zero. All workers share one
+    /// latch at a time, so that the latch can reach zero.
     async fn latch(&self, rng: &mut Rng) {
         const HOUR: u64 = 1_000_000;
         let name = format!("l{}", self.log.now() / HOUR);
@@ -779,7 +780,7 @@ fn lock_steps(log: &Log, holds: &[u64], step: LockStep) {
     }
 }
 
-/// A process believes that it leads while this lives.
+/// Lives while a process believes that the process leads.
 struct Leads(Log, u64);
 
 impl Drop for Leads {
@@ -788,14 +789,15 @@ impl Drop for Leads {
     }
 }
 
-/// Drops a future after a random time, if it has not ended by then.
+/// Drops a future after a random time, if the future has not ended by then.
 async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
     // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
 }
 
-/// Polls a future for a while, keeps it without polling it, and then drives it to its end.
+/// Polls a future for a while, then does not poll the future for a while, and then drives the
+/// future to the end.
 async fn left_alone<F: Future>(future: F, rng: &mut Rng) -> F::Output {
     let mut future = pin!(future);
     let [polled, alone] = [(), ()].map(|()| Duration::from_micros(1 << rng.u32(0..19)));
