@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{BackOff, Failure, Mode, Occupied, Owner, SemaphoreKind};
+use super::{BackOff, Failure, Occupied, Owner, SemaphoreKind};
 use crate::{escape::Escaped, key::Name};
 
 /// The holder of a lock or of a load, and the number of waiters.
@@ -14,25 +14,26 @@ pub struct Holding {
     /// The number of holders: 1 for a mutex, a writer or a load; otherwise readers, or permits that
     /// are out. Zero if nothing is held.
     pub holders: u32,
-    /// The sole holder. `None` for readers and permits.
+    /// The sole holder. `None` for readers and permits, and if nothing is held.
     pub(crate) holder: Option<Owner>,
-    /// The id of the sole holder's process.
+    /// The id of the sole holder's process. `None` if there is no sole holder.
     pub process: Option<String>,
-    /// The label of that process, if the lock was acquired with a [label](crate::Locks::owner). A
-    /// load has no label.
+    /// The label of that process. `None` if the lock was acquired without a
+    /// [label](crate::Locks::owner). A load has no label.
     pub owner: Option<String>,
     /// The fencing token of the sole holder, or zero.
     pub fence: u64,
-    /// How long the sole holder has had the lock. The fence shows this, because it begins as the
-    /// time of the grant.
+    /// How long the sole holder has had the lock: the time of the server minus the fence. The fence
+    /// is the time of the grant, or greater if the clock of the server went back. `None` if there
+    /// is no sole holder, or if the fence is ahead of the clock.
     pub held_for: Option<Duration>,
     /// The time until the last lease ends, if no holder renews.
     pub expires_in: Duration,
     /// How many claims wait at the server. A waiter that died in the last seconds counts.
     ///
-    /// Of a mutex that is not fair, and of a load, each process counts once, however many of its
-    /// callers wait. The server does not know the callers that wait in the process of the holder.
-    /// Each other waiter counts.
+    /// - For a mutex that is not fair, and for a load, each process counts once, however many of
+    ///   its callers wait. The server does not know the callers in the process of the holder.
+    /// - For all other locks, each caller counts.
     pub waiting: u32,
     /// The failed loads of an entry in a row, and the last failure. The wait is zero if the
     /// back-off has ended and the failures are still [remembered](BackOff::remembered).
@@ -46,17 +47,15 @@ impl Holding {
     /// Returns this state with its sole holder. The fence shows how long the holder has had the
     /// lock.
     pub(crate) fn by(self, holder: Owner, fence: u64, now: u64, label: Option<&str>) -> Self {
-        let held_for = Some(Duration::from_micros(now.saturating_sub(fence)));
+        let held_for = now.checked_sub(fence).map(Duration::from_micros);
         let process = Some(holder.process().to_string());
         let owner = label.map(str::to_owned);
         Self { holder: Some(holder), process, owner, fence, held_for, ..self }
     }
 
-    /// Returns what a claim of this mode would find in its way, if the holders have that mode. Only
-    /// a sole holder has a fence.
-    pub(crate) fn in_mode(&self, mode: Mode) -> Option<Occupied> {
-        let is_sole = self.fence > 0;
-        if self.holders == 0 || mode.is_fenced() != is_sole {
+    /// Returns what a claim of a mutex would find in its way. Only a sole holder has a fence.
+    pub(crate) fn sole_hold(&self) -> Option<Occupied> {
+        if self.holders == 0 || self.fence == 0 {
             return None;
         }
         Some(Occupied { fence: self.fence, remaining: self.expires_in, holders: self.holders })
@@ -111,11 +110,32 @@ impl fmt::Display for Holding {
             (holders, None, None) => write!(f, "held by {holders}")?,
         }
         if let Some(held_for) = self.held_for {
-            write!(f, " for {held_for:.1?}, fence {}", self.fence)?;
+            write!(f, " for {held_for:.1?}")?;
+        }
+        if self.fence > 0 {
+            write!(f, ", fence {}", self.fence)?;
         }
         if self.holders > 0 {
             write!(f, ", {:.1?} left", self.expires_in)?;
         }
         write!(f, ", {} waiting at the server", self.waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The clock of the server went back. The holder seemed to have just acquired the lock.
+    #[test]
+    fn a_fence_ahead_of_the_clock_does_not_show_the_time_of_the_grant() {
+        let holder = Owner::fresh();
+        let held = Holding { holders: 1, ..Holding::default() };
+        let usual = held.clone().by(holder, 1_000_000, 3_000_000, Some("w"));
+        assert_eq!(usual.held_for, Some(Duration::from_secs(2)));
+        let after_a_step = held.by(holder, 3_000_000, 1_000_000, Some("w"));
+        assert_eq!(after_a_step.held_for, None);
+        let text = after_a_step.to_string();
+        assert!(text.starts_with("held by w, fence 3000000, "), "{text}");
     }
 }

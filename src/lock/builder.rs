@@ -25,10 +25,10 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a caller whose wait is over waits for the label of the holder.
 const LABEL_LIMIT: Duration = Duration::from_millis(250);
 
-/// A lock: its name, and the settings of its leases. The kind says what can be acquired.
+/// A lock: its name, and the settings of its leases. `Kind` says what can be acquired.
 ///
-/// [`Locks`](crate::Locks) creates it. Each kind has an alias, such as [`Mutex`](super::Mutex). The
-/// [kinds](super::kind) are a list of their own.
+/// [`Locks`](crate::Locks) creates a lock. Each kind has an alias, such as [`Mutex`](super::Mutex).
+/// [`kind`](super::kind) lists the kinds.
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<Kind> {
@@ -41,8 +41,7 @@ pub struct Lock<Kind> {
     max_hold: Duration,
     wait_limit: Duration,
     retry: Arc<dyn RetryStrategy>,
-    /// Whether a long wait is no fault, such as the wait of a job or a candidate. Such a wait is
-    /// not published as a metric.
+    /// `true` for a job or a candidate. A long wait is normal there, so no metric counts it.
     pub(super) stands_by: bool,
     pub(super) kind: Kind,
 }
@@ -55,18 +54,20 @@ pub(super) enum RenewalPace {
 }
 
 impl<Kind> Lock<Kind> {
-    /// Sets how long the lease lasts unless it is renewed. So long do the waiters wait for a holder
-    /// that died. Defaults to 10 s; from 20 ms to 24 h.
+    /// Sets how long the lease lasts unless it is renewed. If a holder dies, the waiters wait until
+    /// this time has passed. Defaults to 10 s; from 20 ms to 24 h.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
     /// Sets how long an acquisition may wait for other holders. Defaults to 30 s, and to no limit
-    /// for jobs and leaders. After the limit, a candidate and the ticks of a job begin a new wait.
+    /// for jobs and leaders. After the limit, a candidate and the ticks of a job begin a new wait
+    /// within 20 ms, so a short limit costs them many requests.
     ///
     /// A try that is under way at the limit may add up to its
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit).
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit). With a [label](crate::Locks::owner),
+    /// the look-up of the holder for the error may add 250 ms.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
@@ -102,8 +103,8 @@ impl<Kind: Renewed> Lock<Kind> {
 }
 
 impl<Kind: Inspected> Lock<Kind> {
-    /// Returns the holder, and how many callers wait at the server. Returns `None` if the lock is
-    /// free.
+    /// Returns the state of a lock that is held: its holders, and how many claims wait at the
+    /// server. Returns `None` if the lock is free.
     ///
     /// # Errors and cancel safety
     ///
@@ -120,7 +121,7 @@ impl<Kind: Inspected> Lock<Kind> {
     /// # Ok(()) }
     /// ```
     pub async fn holder(&self) -> Result<Option<Holding>, Error> {
-        let holding = self.holding().await?;
+        let holding = self.state().await?;
         if holding.holders > 0 { Ok(Some(holding)) } else { Ok(None) }
     }
 
@@ -140,7 +141,8 @@ impl<Kind: Inspected> Lock<Kind> {
         self.space.force_unlock(self.name()?, self.kind.mode()).await
     }
 
-    pub(super) async fn holding(&self) -> Result<Holding, Error> {
+    /// Returns the state of the lock, whether it is held or free.
+    pub(super) async fn state(&self) -> Result<Holding, Error> {
         let backend = &self.space.engine.backend;
         Ok(backend.inspect(self.name()?, self.kind.mode().into()).await?)
     }
@@ -200,7 +202,7 @@ impl<Kind> Lock<Kind> {
     ) -> Result<Vec<LeaseGuard>, Error> {
         let terms = AcquireTerms {
             claims,
-            upkeep: self.upkeep()?,
+            upkeep: self.checked_upkeep()?,
             retry: self.retry.clone(),
             limit: self.wait_limit,
             stands_by: self.stands_by,
@@ -234,7 +236,7 @@ impl<Kind> Lock<Kind> {
     }
 
     /// Checks the settings, and returns how the lease is to be kept.
-    pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {
+    pub(super) fn checked_upkeep(&self) -> Result<Upkeep, Error> {
         let renew_every = match self.renewal {
             RenewalPace::Third => Some(self.lease / 3),
             RenewalPace::Every(interval) => Some(interval),
@@ -245,13 +247,14 @@ impl<Kind> Lock<Kind> {
         ensure((SHORTEST_LEASE..=LONGEST_LEASE).contains(&lease), || {
             format!("the lease of {name:?} is {lease:?}; set it from 20 ms to 24 h")
         })?;
-        let every = renew_every.unwrap_or(SHORTEST_INTERVAL);
-        ensure(every >= SHORTEST_INTERVAL && every < lease, || {
-            format!(
-                "{name:?} is to be renewed every {every:?}; \
-                 set an interval from 1 ms to less than its lease of {lease:?}"
-            )
-        })?;
+        if let Some(every) = renew_every {
+            ensure(every >= SHORTEST_INTERVAL && every < lease, || {
+                format!(
+                    "{name:?} is to be renewed every {every:?}; \
+                     set an interval from 1 ms to less than its lease of {lease:?}"
+                )
+            })?;
+        }
         let max_hold = self.max_hold;
         ensure(max_hold >= lease, || {
             format!("`max_hold` of {name:?} is {max_hold:?}; set at least its lease of {lease:?}")
@@ -284,7 +287,8 @@ pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Optio
     }
 }
 
-/// Tries until there is an answer, through errors that may pass. The log names `what` cannot wait.
+/// Repeats an attempt after errors that may pass. Returns the first other outcome. The log says
+/// that `what` cannot wait.
 pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>>(
     what: &str,
     mut attempt: impl FnMut() -> Answer,
@@ -293,7 +297,8 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
     let mut pauses = Pauses::default();
     loop {
         let error = match attempt().await {
-            // The wait limit of one acquisition has passed, and the next acquisition begins.
+            // The wait limit or the strategy has ended one acquisition, and another begins. The
+            // pause does not grow, because no push reaches a candidate that pauses.
             Err(error) if error.kind() == ErrorKind::NotAcquired => {
                 sleep(Pauses::default().next()).await;
                 continue;
@@ -308,6 +313,7 @@ pub(super) async fn through_outages<T, Answer: Future<Output = Result<T, Error>>
     }
 }
 
+/// Returns whether the next attempt may do without this error.
 fn may_pass(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::ShutDown | ErrorKind::InvalidKey | ErrorKind::InvalidConfig)
 }

@@ -345,7 +345,7 @@ impl<When> Lock<Scheduled<When>> {
 
     /// Reads the mark and the time of the server.
     async fn read_mark(&self) -> Result<SeenMark, Error> {
-        self.upkeep()?;
+        self.checked_upkeep()?;
         // The claim has no lease, so the request sets no mark.
         let claim = self.claim(Mode::Exclusive)?;
         let question = Tick { at: 0, step: TickStep::Begin, kept: MARK_LIFE };

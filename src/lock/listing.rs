@@ -70,7 +70,7 @@ pub(super) async fn end(space: &LockSpace, lock: &ListedLock) -> Result<bool, Er
     let name = space.name(&lock.name.as_str().into())?;
     let Some(holder) = lock.held.holder else { return space.force_unlock(&name, mode).await };
     let claim = space.claim(holder, name.clone(), mode, LEASE);
-    let was_held = Release::new(&space.engine.janitor, claim).end().await?;
+    let was_held = Release::new(&space.engine.janitor, claim).send().await?;
     if was_held {
         // Best effort: without the push, the holder notices the loss at its next renewal.
         let _ = space.engine.backend.tell_ended(&name, holder).await;

@@ -21,7 +21,7 @@ use super::{
     waiting_callers,
 };
 use crate::{
-    backend::{Mode, SemaphoreKind, Store},
+    backend::{SemaphoreKind, Store},
     error::Error,
     key::{Family, Key},
     observe::LockStats,
@@ -93,7 +93,7 @@ impl<Servers> Locks<Servers> {
     ///
     /// A [`Redlock`](super::Redlock) [waits otherwise](super::Redlock#waiting).
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex<Servers> {
-        Lock::with_kind(&self.space, name.into(), Exclusive::new(Mode::Exclusive))
+        Lock::with_kind(&self.space, name.into(), Exclusive::new(false))
     }
 }
 

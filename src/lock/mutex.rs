@@ -38,17 +38,18 @@ use crate::{backend::Mode, error::Error};
 /// ```
 pub type Mutex<Servers = OneServer> = Lock<Exclusive<Servers>>;
 
-/// A [`Mutex`] of a [`Redlock`](super::Redlock), whose servers have no queue. So it has no
+/// The [`Mutex`] of a [`Redlock`](super::Redlock). Its servers have no queue, so there is no method
 /// [`fair`](Mutex::fair).
 pub type RedlockMutex = Mutex<Majority>;
 
 /// The kind of a [`Mutex`], fair or not.
 pub struct Exclusive<Servers = OneServer> {
-    mode: Mode,
+    is_fair: bool,
+    /// A function type, so that the kind is `Send` and `Sync` for all `Servers`.
     servers: PhantomData<fn() -> Servers>,
 }
 
-/// A [`Mutex`] that is held, or a [reentrant one](super::ReentrantMutex).
+/// The guard of a [`Mutex`] or of a [reentrant mutex](super::ReentrantMutex).
 pub type MutexGuard = Guard<MutexHold>;
 
 /// The way in which a [`MutexGuard`] holds its lock: alone.
@@ -62,33 +63,35 @@ impl<Servers> Mutex<Servers> {
     ///
     /// As [all locks](super#errors-and-cancel-safety).
     pub async fn lock(&self) -> Result<MutexGuard, Error> {
-        let lease = self.acquire_in(self.kind.mode).await?;
+        let lease = self.acquire_in(self.kind.mode()).await?;
         Ok(MutexGuard::new(lease))
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, if it is free. Returns `None` if there is
-    /// another holder, if another process waits, or if another caller of this process is about to
-    /// acquire the lock.
+    /// another holder, if the server has a waiter of another process in front, or if another caller
+    /// of this process is about to acquire the lock.
     ///
-    /// This call may overtake callers that all wait in one other process: see
-    /// [`Locks::mutex`](super::Locks::mutex). Of callers that try at the same moment at a
-    /// [`Redlock`](crate::Redlock), all may get `None`.
+    /// One exception: after 50 ms of handovers within one process, this call may win over callers
+    /// that all wait in that process: see [`Locks::mutex`](super::Locks::mutex).
+    ///
+    /// Of callers that try at the same moment at a [`Redlock`](crate::Redlock), all may get `None`.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
-        let lease = self.try_acquire_in(self.kind.mode).await?;
+        let lease = self.try_acquire_in(self.kind.mode()).await?;
         Ok(lease.map(MutexGuard::new))
     }
 }
 
 impl Mutex {
-    /// Makes the callers of all processes come first, first served.
+    /// Makes the lock go to the callers of all processes in the order in which they asked.
     ///
     /// It is the same lock as the plain mutex of that name, and both have one queue. In the queue,
     /// all callers of a process that wait for the plain mutex share one entry. A caller that waits
-    /// for the fair mutex has an entry of its own. One command every 0.64 s keeps all entries of a
-    /// process for a name.
+    /// for the fair mutex has an entry of its own. Each process keeps all its entries for a name by
+    /// one command every 0.64 s.
     ///
-    /// Waiters whose process died or stands still are passed over once, after at most 2.7 s,
-    /// however many they are. With more than 1,280 names, this time grows with their number.
+    /// A process whose connection has ended is passed over at once. Processes that stand still cost
+    /// the other callers at most 2.7 s, once, however many they are. With more than 1,280 names in
+    /// a process, this time grows with their number.
     ///
     /// A [`Redlock`](crate::Redlock) has no queue, so its mutex has no such method:
     ///
@@ -98,26 +101,26 @@ impl Mutex {
     /// # }
     /// ```
     pub fn fair(mut self) -> Self {
-        self.kind = Exclusive::new(Mode::Fair);
+        self.kind = Exclusive::new(true);
         self
     }
 }
 
 impl<Servers> Exclusive<Servers> {
-    pub(super) fn new(mode: Mode) -> Self {
-        Self { mode, servers: PhantomData }
+    pub(super) fn new(is_fair: bool) -> Self {
+        Self { is_fair, servers: PhantomData }
     }
 }
 
 impl<Servers> Clone for Exclusive<Servers> {
     fn clone(&self) -> Self {
-        Self::new(self.mode)
+        Self::new(self.is_fair)
     }
 }
 
 impl<Servers> fmt::Debug for Exclusive<Servers> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Exclusive").field(&self.mode).finish()
+        f.debug_struct("Exclusive").field("is_fair", &self.is_fair).finish()
     }
 }
 
@@ -127,7 +130,7 @@ impl<Servers> Renewed for Exclusive<Servers> {}
 
 impl<Servers> HasMode for Exclusive<Servers> {
     fn mode(&self) -> Mode {
-        self.mode
+        if self.is_fair { Mode::Fair } else { Mode::Exclusive }
     }
 }
 

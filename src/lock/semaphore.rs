@@ -101,7 +101,7 @@ impl Semaphore {
     /// Returns how many permits were free when the server answered. For the errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
-        let holding = self.holding().await?;
+        let holding = self.state().await?;
         Ok(self.kind.0.saturating_sub(holding.holders))
     }
 }
@@ -218,7 +218,7 @@ impl Permits {
     /// Returns how many permits were free when the server answered. For the errors, see
     /// [`holder`](Self::holder).
     pub async fn available(&self) -> Result<u32, Error> {
-        let holding = self.holding().await?;
+        let holding = self.state().await?;
         Ok(self.kind.0.saturating_sub(holding.holders))
     }
 
@@ -248,12 +248,12 @@ impl Permits {
     pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
         let claim = self.claim_of(id)?;
         let release = Release::new(&self.space.engine.janitor, claim);
-        Ok(release.end().await?)
+        Ok(release.send().await?)
     }
 
     fn claim_of(&self, id: PermitId) -> Result<Claim, Error> {
         // `upkeep` checks the settings. Its result is not needed.
-        self.upkeep()?;
+        self.checked_upkeep()?;
         let claim = self.claim(Mode::Permit { limit: self.kind.0, count: id.count })?;
         Ok(Claim { owner: id.owner, ..claim })
     }

@@ -427,7 +427,7 @@ impl Leases for Majority {
                 return Ok(false);
             }
             let release = Release::new(server, of_share(server, claim, share));
-            in_time(self.limit, release.end()).await
+            in_time(self.limit, release.send()).await
         });
         let answers = join_all(releases).await;
         self.decide(&answers, |was_held| Some(*was_held))
@@ -465,7 +465,7 @@ impl Leases for Majority {
     async fn inspect(&self, name: &Name, kind: SemaphoreKind) -> Result<Holding, BackendError> {
         let requests = self.servers.iter().map(async |server| {
             let holding = in_time(self.limit, server.backend.inspect(name, kind)).await?;
-            Ok(holding.in_mode(Mode::Exclusive))
+            Ok(holding.sole_hold())
         });
         let answers = join_all(requests).await;
         if !self.decide(&answers, |holder| Some(holder.is_some()))? {
