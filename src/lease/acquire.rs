@@ -6,7 +6,8 @@
 //! the lease lasts, the caller has the lease. Otherwise the lease has ended by itself, and the
 //! acquisition sends its claim again. So a future that is not polled delays other callers for its
 //! lease at most, or for 2 s after a handover. No task watches a caller, and no task takes a lease
-//! from a caller. The callers behind it in the local queue see how long its slot has been silent.
+//! from a caller. The callers behind it in the local queue go on without it, as
+//! [`local_queue`](super::local_queue) explains.
 //!
 //! A caller of several leases renews the leases that it has while it waits for the next lease. It
 //! does so while it is polled.
@@ -19,6 +20,7 @@ use tracing::Instrument;
 
 use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting, Woken,
+    held::renewal_at,
     keeper::KeptEntry,
     local_queue::{Entered, Slot, SlotNotice},
     try_limit,
@@ -273,6 +275,7 @@ impl Engine {
         let mut earliest = Instant::now();
         let mut pauses = Pauses::default();
         while granted.iter().all(Acquired::has_lease) {
+            // The caller may be polled late, so the first try comes early.
             let due_times = granted
                 .iter()
                 .filter_map(|acquired| acquired.acquisition.renewal_due(interval / 2));
@@ -301,16 +304,16 @@ impl Engine {
         for acquired in granted.iter() {
             claims.push(acquired.acquisition.claim().clone());
         }
-        let Ok(renewals) = self.backend.renew(&claims).await else { return false };
-        for (acquired, renewal) in granted.iter_mut().zip(renewals) {
-            match renewal {
+        let answer = self.backend.renew(&claims).await;
+        for (at, acquired) in granted.iter_mut().enumerate() {
+            match renewal_at(&answer, at) {
                 Renewal::Held => acquired.acquisition.renewed(sent),
                 Renewal::NotHeld => acquired.acquisition.lost(),
                 Renewal::Unknown => {}
             }
             acquired.note_end();
         }
-        true
+        answer.is_ok()
     }
 
     /// Creates the guards of leases that were granted, which begins their renewals.
@@ -352,7 +355,7 @@ fn lost_meanwhile<'a>(granted: &'a [Acquired], terms: &AcquireTerms) -> Option<&
 struct Acquired {
     acquisition: Box<Acquisition>,
     /// The slot of the local queue. `None` if the mode has no local queue, or if the caller has
-    /// left that queue behind a silent caller.
+    /// left that queue behind a caller that is not polled.
     slot: Option<Slot>,
 }
 
@@ -380,7 +383,7 @@ struct Contender<'a> {
     upkeep: Upkeep,
     acquisition: Box<Acquisition>,
     /// The slot of the local queue. `None` if the mode has no local queue, or if the caller has
-    /// left that queue behind a silent caller.
+    /// left that queue behind a caller that is not polled.
     slot: Option<Slot>,
     /// The entry in the queue of the backend, which the keeper keeps from the first sleep on.
     kept_entry: Option<KeptEntry>,
@@ -400,9 +403,7 @@ impl Contender<'_> {
                 Ok(Claimed::Granted(_)) if self.acquisition.has_lease() => {
                     return Ok(self.granted_by_backend());
                 }
-                Ok(Claimed::Occupied(occupied)) => {
-                    self.wakes_after_answer(waiting, occupied.remaining)
-                }
+                Ok(Claimed::Occupied(occupied)) => self.keep_entry(waiting, occupied.remaining),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
                     return Err(error.clone().into());
                 }
@@ -444,7 +445,9 @@ impl Contender<'_> {
         let limit = try_limit(strategy, engine.backend.as_ref());
         let shard = engine.backend.shard(&self.acquisition.claim().name);
         let owner = self.acquisition.claim().owner;
-        let answer = engine.requests.acquire(shard, &mut self.acquisition, limit, left).await;
+        let requests = &engine.requests;
+        let answer =
+            requests.acquire(shard, &mut self.acquisition, &mut self.slot, limit, left).await;
         if self.acquisition.claim().owner != owner {
             // The task of the request has ended with its runtime, and with the acquisition. The
             // queue entry is of the old owner.
@@ -458,11 +461,7 @@ impl Contender<'_> {
 
     /// Lets the keeper keep the queue entry of a claim that waits. Returns when to send the claim
     /// again if no push comes, or `None` if the wait is over.
-    fn wakes_after_answer(
-        &mut self,
-        waiting: &mut Waiting<'_>,
-        remaining: Duration,
-    ) -> Option<Instant> {
+    fn keep_entry(&mut self, waiting: &mut Waiting<'_>, remaining: Duration) -> Option<Instant> {
         let wake = waiting.wakes_after_answer(&mut self.acquisition, remaining)?;
         let changes = self.acquisition.listen();
         let inbox = changes.inbox().clone();

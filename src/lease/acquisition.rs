@@ -19,8 +19,9 @@ pub(super) const SOON: Duration = Duration::from_millis(100);
 /// One claim on its way to a lease. An acquisition that is dropped before it is
 /// [settled](Self::settle) undoes its claim.
 ///
-/// A lease that was granted is not renewed before the caller has the guard. So if the caller does
-/// not read the grant, the lease ends by itself.
+/// A lease that was granted is renewed for its guard. Before that, only a polled caller that waits
+/// for further leases renews the lease. So if the caller does not read the grant, the lease ends by
+/// itself.
 ///
 /// A release may hand the lease over to the first claim in the queue. The push says when that lease
 /// ends, counted from the time at which the claim entered the queue. This process counts from a
@@ -160,6 +161,7 @@ impl Acquisition {
     /// Goes on with a fresh owner. A late release under the old owner must not end what the next
     /// request is granted.
     pub(super) fn restart(&mut self) {
+        // The server may grant the failed request later.
         self.release.outcome_unknown = true;
         self.settle().undo();
         *self = self.under_new_owner();
@@ -249,7 +251,7 @@ impl Acquisition {
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
     pub(crate) async fn give_back(mut self) -> Result<bool, BackendError> {
-        self.settle().end().await
+        self.settle().send().await
     }
 
     /// Keeps the lease beyond the acquisition: there is nothing to undo any more.

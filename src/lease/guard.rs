@@ -7,6 +7,7 @@ use futures_util::poll;
 use super::{
     Acquisition, Lease, Release, Upkeep,
     local_queue::{QueuedCaller, Slot, SlotNotice},
+    release::Rest,
     renewals::Renewals,
 };
 use crate::{
@@ -82,7 +83,7 @@ impl LeaseGuard {
         self.is_released = true;
         self.renewals.guard_ended(&self.lease);
         if self.release.outcome_unknown {
-            self.release.clone().go_on(true);
+            self.release.clone().go_on(Rest::LateGrant);
         }
     }
 
@@ -107,6 +108,7 @@ impl LeaseGuard {
                 break;
             }
         }
+        // The first try may have converted the lease, and a second try does not prolong the lease.
         acquisition.count_from_first_request();
         if let Some(converted) = Self::new(&self.renewals, &mut acquisition, self.upkeep, None) {
             self.close();
@@ -189,7 +191,7 @@ fn is_unknown<T>(answer: &Result<T, BackendError>) -> bool {
 /// Gives a lease back to the backend. Returns whether the lease was held.
 async fn give_back(release: Release, mut slot: Option<Slot>) -> Result<bool, BackendError> {
     let is_at_one_server = release.claim.name.family != Family::Redlock;
-    let mut released = pin!(release.end());
+    let mut released = pin!(release.send());
     if let Poll::Ready(answer) = poll!(released.as_mut()) {
         return answer;
     }
@@ -223,5 +225,5 @@ async fn pass(release: Release, next: QueuedCaller, slot: Slot) -> Result<bool, 
     };
     // If the caller has left, the drop releases the lease, or gives up the slot.
     drop(notify.send(SlotNotice { acquisition, slot }));
-    release.ended(was_held)
+    release.follow_up(was_held)
 }

@@ -55,9 +55,9 @@ pub struct Lease {
     ends: Instant,
     pub(super) lost: SetOnce<()>,
     pub(super) times: Mutex<Times>,
-    /// The holder's slot in the local queue. A loss gives the slot up, so that a stuck holder does
-    /// not keep the next callers from contending. A fixed lease has no slot, because it is never
-    /// passed on.
+    /// The holder's slot in the local queue. The renewals give the slot up when the lease is lost,
+    /// so that the next callers contend although the holder is stuck. A fixed lease has no slot,
+    /// because it is never passed on.
     pub(super) slot: Mutex<Option<Slot>>,
     counters: Arc<LockCounters>,
 }
@@ -98,6 +98,7 @@ impl Lease {
     /// Returns `true` if the lease is lost or released.
     pub fn is_lost(&self) -> bool {
         let is_over = self.is_over();
+        // The first call after the deadline reports the loss, because no task may have seen it yet.
         // A loss that was reported is final: a late answer to a renewal does not undo the loss.
         if is_over && self.note_loss() && self.upkeep.renew_every.is_some() {
             let name = &self.release.claim.name;

@@ -7,9 +7,13 @@
 //! other processes get it. A dropped slot goes to the next caller, which then contends.
 //!
 //! The future of the caller with the slot may not be polled. The callers behind it contend without
-//! a slot in two cases: the caller with the slot has left an answer or a push unread for
-//! [`UNREAD`], or its lease has ended while the caller waits for further leases. No caller takes
-//! the slot away, because the backend decides which claim is granted.
+//! a slot in two cases:
+//!
+//! - The caller with the slot has not read an answer or a push for [`UNREAD`]. The time of an
+//!   answer counts from the start of its request, because only the caller itself sees the answer.
+//! - The caller with the slot waits for further leases, and its lease has ended.
+//!
+//! No caller takes the slot away, because the backend decides which claim is granted.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -33,8 +37,8 @@ const MAJORITY_PASSES: u32 = 9;
 /// How long a lease passes on within one process before other processes get the lease.
 const LONGEST_STREAK: Duration = Duration::from_millis(50);
 
-/// How long the caller with the slot may leave the slot, an answer or a push unread. The limit is
-/// half of the lease, if that is shorter.
+/// How long the caller with the slot may leave the slot, an answer or a push unread. An answer
+/// counts from the start of its request. The limit is half of the lease, if that is shorter.
 const UNREAD: Duration = Duration::from_secs(1);
 
 /// The local queues of one engine. Each exists while a caller contends or holds.
@@ -53,13 +57,15 @@ pub(super) enum Entered {
 
 struct LocalQueue {
     waiters: VecDeque<QueuedCaller>,
-    slot: SlotUse,
+    slot_use: SlotUse,
 }
 
 /// What the caller with the slot does.
 enum SlotUse {
     /// The caller has its guard.
     Guard,
+    /// A task has the slot, and waits for a permit to send the request of the caller.
+    PermitWait,
     /// The caller has had the slot, or a request under way, since this time.
     Request(Instant),
     /// The caller sleeps until this time, or until a push comes into the inbox.
@@ -109,8 +115,8 @@ impl LocalQueues {
                 Entered::Behind(notices)
             }
             Entry::Vacant(queue) => {
-                let slot = SlotUse::Request(Instant::now());
-                queue.insert(LocalQueue { waiters: VecDeque::new(), slot });
+                let slot_use = SlotUse::Request(Instant::now());
+                queue.insert(LocalQueue { waiters: VecDeque::new(), slot_use });
                 let slot = Slot::new(self.clone(), name, None);
                 Entered::First(SlotNotice { acquisition, slot })
             }
@@ -127,7 +133,8 @@ impl LocalQueues {
         loop {
             let now = Instant::now();
             let next_check = now + limit;
-            let overdue_at = self.by_name.get(name).and_then(|queue| queue.slot.overdue_at(limit));
+            let queue = self.by_name.get(name);
+            let overdue_at = queue.and_then(|queue| queue.slot_use.overdue_at(limit));
             let overdue_at = overdue_at.unwrap_or(next_check);
             if overdue_at <= now {
                 return;
@@ -148,9 +155,9 @@ impl LocalQueues {
         waiters
     }
 
-    fn set_use(&self, name: &Name, slot: SlotUse) {
+    fn set_use(&self, name: &Name, slot_use: SlotUse) {
         if let Some(mut queue) = self.by_name.get_mut(name) {
-            queue.slot = slot;
+            queue.slot_use = slot_use;
         }
     }
 }
@@ -168,7 +175,7 @@ impl LocalQueue {
     fn take_first(&mut self) -> Option<QueuedCaller> {
         while let Some(first) = self.waiters.pop_front() {
             if first.still_waits() {
-                self.slot = SlotUse::Request(Instant::now());
+                self.slot_use = SlotUse::Request(Instant::now());
                 return Some(first);
             }
         }
@@ -186,7 +193,7 @@ impl SlotUse {
     /// Returns when the caller with the slot will have left something unread for this limit.
     fn overdue_at(&self, limit: Duration) -> Option<Instant> {
         match self {
-            Self::Guard => None,
+            Self::Guard | Self::PermitWait => None,
             Self::Request(since) => Some(*since + limit),
             Self::Sleep(until, inbox) => {
                 let pushed = inbox.unread_since();
@@ -223,6 +230,11 @@ impl Slot {
         let queue = self.queues.by_name.get(&self.name);
         let waiters = queue.map_or(0, |queue| queue.waiters.len());
         u32::try_from(waiters).unwrap_or(PASSES)
+    }
+
+    /// Notes that a task waits for a permit to send the request of the caller.
+    pub(super) fn note_permit_wait(&self) {
+        self.queues.set_use(&self.name, SlotUse::PermitWait);
     }
 
     /// Notes that the caller sends a request.

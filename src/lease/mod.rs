@@ -24,8 +24,9 @@
 //! In these cases, the holder learns of the loss when it next reaches the server, and only the
 //! fence protects.
 //!
-//! A lease is renewed from the moment in which its caller has the guard. No process waits for a
-//! caller whose future is not polled: the lease of such a caller ends by itself.
+//! A task renews a lease for its guard. Before there is a guard, only a caller that waits for
+//! further leases renews its lease, and only while the caller is polled. So the lease of a caller
+//! that is not polled ends by itself.
 
 mod acquire;
 mod acquisition;

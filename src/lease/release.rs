@@ -93,8 +93,16 @@ pub(crate) struct Release {
     pub(crate) claim: Claim,
     /// The runtime of the acquisition, where a task repeats the release.
     pub(super) runtime: Handle,
-    /// A request of the acquisition had no answer, and may be granted after the release.
+    /// A request of the acquisition had no answer, and may be granted after a release.
     pub(super) outcome_unknown: bool,
+}
+
+/// What is left to be released.
+pub(super) enum Rest {
+    /// What the claim has, because no release was answered.
+    All,
+    /// A late grant, because the claim had nothing more when the backend answered.
+    LateGrant,
 }
 
 impl Release {
@@ -108,46 +116,52 @@ impl Release {
     /// # Cancel safety
     ///
     /// If the future is dropped after its first poll, the release goes on in a task.
-    pub(crate) async fn end(self) -> Result<bool, BackendError> {
+    pub(crate) async fn send(self) -> Result<bool, BackendError> {
         let mut guard = UnansweredRelease { release: self, is_answered: false };
         let Self { janitor, claim, .. } = &guard.release;
         let request = janitor.backend.release(claim);
         let answer = janitor.polled.track_future(request).await;
         guard.is_answered = true;
-        guard.release.ended(answer)
+        guard.release.follow_up(answer)
     }
 
     /// Releases in a task the lease and the queue entry that the claim may have.
     pub(crate) fn undo(&self) {
-        self.clone().go_on(false);
+        self.clone().go_on(Rest::All);
     }
 
-    /// Goes on in a task if the claim may still have a lease after this answer, or may get a lease.
-    /// Returns the answer.
-    pub(super) fn ended(&self, answer: Result<bool, BackendError>) -> Result<bool, BackendError> {
-        // Without an answer, the server may run the release later, or never.
-        let outcome_unknown = self.outcome_unknown || answer.is_err();
-        if outcome_unknown {
-            Self { outcome_unknown, ..self.clone() }.go_on(answer.is_ok());
+    /// Goes on in a task if the claim may still have a lease after this answer to a release, or may
+    /// get a lease. Returns the answer.
+    pub(super) fn follow_up(
+        &self,
+        answer: Result<bool, BackendError>,
+    ) -> Result<bool, BackendError> {
+        if answer.is_err() {
+            // The server may run the release later, or never.
+            self.clone().go_on(Rest::All);
+        } else if self.outcome_unknown {
+            self.clone().go_on(Rest::LateGrant);
         }
         answer
     }
 
-    /// Releases in a task what the claim may have. If the backend has answered, only a late grant
-    /// is left to be released.
-    pub(super) fn go_on(self, is_answered: bool) {
+    /// Releases in a task what is left.
+    pub(super) fn go_on(self, rest: Rest) {
         let janitor = self.janitor.clone();
         let runtime = self.runtime.clone();
-        janitor.tasks.spawn_on(async move { self.repeat(is_answered).await }, &runtime);
+        janitor.tasks.spawn_on(async move { self.repeat(rest).await }, &runtime);
     }
 
     /// Releases until there is an answer, or the lease must have ended by itself. Then releases a
     /// late grant: an acquisition on a broken connection may arrive after its release, and a server
     /// that stood still may run an acquisition very late.
-    async fn repeat(&self, is_answered: bool) {
+    async fn repeat(&self, rest: Rest) {
         let since = Instant::now();
         let life = self.claim.lease.max(QUEUE_ENTRY_LIFE);
-        let is_answered = is_answered || self.until_answered(after(since, life)).await;
+        let is_answered = match rest {
+            Rest::LateGrant => true,
+            Rest::All => self.until_answered(after(since, life)).await,
+        };
         if !self.outcome_unknown {
             return;
         }
@@ -210,7 +224,7 @@ struct UnansweredRelease {
 impl Drop for UnansweredRelease {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.release.clone().go_on(false);
+            self.release.clone().go_on(Rest::All);
         }
     }
 }

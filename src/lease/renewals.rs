@@ -306,7 +306,8 @@ impl Schedule {
         renews
     }
 
-    /// Makes all renewals due, except for the renewals that are under way.
+    /// Makes all leases due. The next check passes over fixed leases, and over renewals that are
+    /// under way.
     fn renew_all(&mut self) {
         let now = Instant::now();
         for lease in take(&mut self.held).into_values() {

@@ -10,7 +10,7 @@ use tokio::{sync::Semaphore, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span};
 
-use super::Acquisition;
+use super::{Acquisition, local_queue::Slot};
 use crate::{
     backend::Claimed,
     error::{BackendError, BackendErrorKind},
@@ -40,6 +40,7 @@ struct RequestPermits {
 
 impl RequestLimit {
     /// Sends one request for a lease to a shard. Waits for a permit for no longer than `left`.
+    /// `slot` is the slot of the caller in the local queue, if the mode has a local queue.
     ///
     /// # Cancel safety
     ///
@@ -48,6 +49,7 @@ impl RequestLimit {
         &self,
         shard: usize,
         acquisition: &mut Box<Acquisition>,
+        slot: &mut Option<Slot>,
         limit: Duration,
         left: Duration,
     ) -> Result<Claimed, BackendError> {
@@ -58,11 +60,12 @@ impl RequestLimit {
         }
         // The task owns the acquisition. So if the caller leaves, the undo comes after the request.
         let next = Box::new(acquisition.under_new_owner());
-        let moved = mem::replace(acquisition, next);
-        let request = acquire_in_task(permits, moved, limit, left).instrument(Span::current());
+        let moved = Moved { acquisition: mem::replace(acquisition, next), slot: slot.take() };
+        let request = moved.acquire(permits, limit, left).instrument(Span::current());
         match AbortOnDropHandle::new(tokio::spawn(request)).await {
             Ok((returned, answer)) => {
-                *acquisition = returned;
+                *acquisition = returned.acquisition;
+                *slot = returned.slot;
                 answer
             }
             // The runtime of the task has ended.
@@ -77,14 +80,29 @@ impl RequestPermits {
     }
 }
 
-async fn acquire_in_task(
-    permits: Arc<OnceLock<RequestPermits>>,
-    mut acquisition: Box<Acquisition>,
-    limit: Duration,
-    left: Duration,
-) -> (Box<Acquisition>, Result<Claimed, BackendError>) {
-    let of_tasks = &permits.get_or_init(RequestPermits::new).of_tasks;
-    let _permit = timeout(LONGEST_WAIT.min(left), of_tasks.acquire()).await;
-    let answer = acquisition.acquire(limit).await;
-    (acquisition, answer)
+/// What a caller moves into the task of its request.
+struct Moved {
+    acquisition: Box<Acquisition>,
+    slot: Option<Slot>,
+}
+
+impl Moved {
+    /// Waits for a permit, and sends the request.
+    async fn acquire(
+        mut self,
+        permits: Arc<OnceLock<RequestPermits>>,
+        limit: Duration,
+        left: Duration,
+    ) -> (Self, Result<Claimed, BackendError>) {
+        let of_tasks = &permits.get_or_init(RequestPermits::new).of_tasks;
+        if let Some(slot) = &self.slot {
+            slot.note_permit_wait();
+        }
+        let _permit = timeout(LONGEST_WAIT.min(left), of_tasks.acquire()).await;
+        if let Some(slot) = &self.slot {
+            slot.note_request();
+        }
+        let answer = self.acquisition.acquire(limit).await;
+        (self, answer)
+    }
 }

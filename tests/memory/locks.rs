@@ -647,6 +647,44 @@ async fn a_renewal_that_fails_delays_no_other_lease() {
     assert!(!known.is_lost());
 }
 
+/// At a full shard, a claim waited for a permit for longer than an answer may stay unread. Then
+/// each caller behind it in its process sent a claim of its own.
+#[tokio::test(start_paused = true)]
+async fn callers_behind_a_claim_that_waits_for_a_permit_do_not_contend() {
+    const FULL: usize = 512;
+    let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(900 * MS)));
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let lock = |name: String| {
+        let retry = Retry::on_demand().try_limit(SECOND);
+        let mutex = locks.mutex(name).lease(LEASE).retry(retry);
+        spawn(async move { mutex.lock().await.unwrap() })
+    };
+    let fill: Vec<_> = (0..FULL).map(|name| lock(name.to_string())).collect();
+    sleep(MS).await;
+    let first = lock("k".to_owned());
+    sleep(MS).await;
+    let behind: Vec<_> = (0..20).map(|_| lock("k".to_owned())).collect();
+    let held = first.await.unwrap();
+    sleep(3 * SECOND).await;
+    assert_eq!(faulty.count(Op::Acquire), FULL + 1);
+    held.unlock().await.unwrap();
+    for next in behind {
+        next.await.unwrap().unlock().await.unwrap();
+    }
+    drop(all(fill).await);
+}
+
+/// The acquisition was answered, so no grant can come after the release. A release without an
+/// answer was repeated for another lease all the same.
+#[tokio::test(start_paused = true)]
+async fn a_release_after_a_known_acquisition_is_repeated_until_its_answer() {
+    let faulty = once(Op::Release, Fault::LoseReply);
+    let guard = Locks::new(faulty.clone(), "bellwether").mutex("k").lease(LEASE).lock().await;
+    assert_eq!(kind(guard.unwrap().unlock().await), ErrorKind::Backend);
+    sleep(3 * LEASE).await;
+    assert_eq!(faulty.count(Op::Release), 2);
+}
+
 /// The name of the lease about which [`OneUnknown`] says nothing.
 const UNKNOWN: &str = "unknown";
 

@@ -1,5 +1,7 @@
 //! Long queues: a script touches a bounded number of entries, and is called again for the rest.
 
+use testkit::proxy::Request;
+
 use crate::prelude::*;
 
 const MANY: usize = 10_000;
@@ -124,6 +126,27 @@ async fn a_release_removes_dead_waiters_in_batches() {
         let keys = scene.raw.keys("*").await;
         assert!(keys.iter().all(|key| key.ends_with(":f")), "{keys:?}");
     }
+}
+
+/// The first run ended the lease, and the second had no answer.
+#[tokio::test]
+async fn a_release_in_batches_that_ended_the_lease_needs_no_further_answer() {
+    let mut scene = Scene::start().await;
+    let holder = scene.claim(Mode::Fair);
+    // The scripts are known to the server after this.
+    granted(&scene.backend, &holder).await;
+    assert!(scene.backend.release(&holder).await.unwrap());
+    granted(&scene.backend, &holder).await;
+    scene.fill("q", "d", ":f:0:60000:", -1).await;
+    let proxy = Proxy::start(scene.server.port());
+    let runs = AtomicUsize::new(0);
+    let is_second_run = move |request: &Request| {
+        request.kind == "release" && runs.fetch_add(1, Ordering::SeqCst) == 1
+    };
+    let lost = proxy.when(is_second_run, Fault::Silence);
+    let builder = RedisBackend::builder().server(proxy.url()).command_timeout(1000 * MS);
+    assert!(builder.build().unwrap().release(&holder).await.unwrap());
+    assert_eq!(lost.count(), 1);
 }
 
 #[tokio::test]
