@@ -1,12 +1,15 @@
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use futures_util::StreamExt;
 use tokio::task::JoinHandle;
 
-use super::{LIMIT, Raw, eventually};
+use super::{LIMIT, Raw, eventually, scripts::names_by_digest};
 
 /// Records every command that clients send to a server.
 ///
@@ -18,7 +21,6 @@ pub struct Monitor {
     own: Arc<Mutex<HashSet<String>>>,
     raw: Raw,
     reader: JoinHandle<()>,
-    markers: u32,
 }
 
 /// A command of a client.
@@ -28,6 +30,8 @@ pub struct Call {
     pub client: String,
     /// The first word, in capitals.
     pub command: String,
+    /// The file name of the script, if the command calls a script by its digest.
+    pub script: Option<&'static str>,
 }
 
 impl Monitor {
@@ -43,7 +47,7 @@ impl Monitor {
                 lines.push(line);
             }
         });
-        let mut monitor = Self { lines, own, raw, reader, markers: 0 };
+        let mut monitor = Self { lines, own, raw, reader };
         // Earlier commands, such as those of connecting, are not counted.
         monitor.calls_from_clients().await;
         monitor
@@ -51,8 +55,9 @@ impl Monitor {
 
     /// Returns the commands since the last call of this function, in the order of the server.
     pub async fn calls_from_clients(&mut self) -> Vec<Call> {
-        self.markers += 1;
-        let marker = format!("\"marker-{}\"", self.markers);
+        // A server may have several monitors, and each of them sees the markers of all.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let marker = format!("\"marker-{}\"", NEXT.fetch_add(1, Ordering::SeqCst));
         self.raw.run::<()>(&["ECHO", marker.trim_matches('"')]).await;
         assert!(
             eventually(LIMIT, || async { self.has_line(&marker) }).await,
@@ -60,9 +65,10 @@ impl Monitor {
         );
         let lines = std::mem::take(&mut *self.lines.lock().expect("no holder panics"));
         let own = self.own.lock().expect("no holder panics");
+        let scripts = names_by_digest();
         let mut calls = Vec::new();
         for line in &lines {
-            if let Some(call) = Call::read(line)
+            if let Some(call) = Call::read(line, &scripts)
                 && call.client != "lua"
                 && !own.contains(&call.client)
             {
@@ -77,24 +83,26 @@ impl Monitor {
         lines.iter().any(|line| line.ends_with(end))
     }
 
-    /// Returns whether a script since the last call was sent directly behind a `PING` of its
-    /// client. Its client is answered after the waiters then.
+    /// Returns whether a release since the last call of a method was sent directly behind a `PING`
+    /// of its client. Then the client is answered after the waiters.
     ///
-    /// Scripts that renew a lease or keep a queue entry may come at any time, and have no `PING`.
-    pub async fn was_answered_last(&mut self) -> bool {
+    /// # Panics
+    ///
+    /// If no client has released anything.
+    pub async fn was_release_answered_last(&mut self) -> bool {
         let calls = self.calls_from_clients().await;
         let mut last_commands = HashMap::new();
-        let mut has_script = false;
+        let mut has_release = false;
         let mut is_behind_ping = false;
-        for Call { client, command } in calls {
-            if command == "EVALSHA" {
-                has_script = true;
+        for Call { client, command, script } in calls {
+            if script == Some("release") {
+                has_release = true;
                 let last = last_commands.get(&client).map(String::as_str);
                 is_behind_ping |= last == Some("PING");
             }
             last_commands.insert(client, command);
         }
-        assert!(has_script, "no script was called");
+        assert!(has_release, "nothing was released");
         is_behind_ping
     }
 }
@@ -107,11 +115,13 @@ impl Drop for Monitor {
 
 impl Call {
     /// Parses `1339518083.107412 [0 127.0.0.1:60866] "get" "key"`. Scripts have the address `lua`.
-    fn read(line: &str) -> Option<Self> {
+    fn read(line: &str, scripts: &HashMap<String, &'static str>) -> Option<Self> {
         let (_, rest) = line.split_once('[')?;
         let (from, words) = rest.split_once("] \"")?;
         let (_, client) = from.split_once(' ')?;
-        let (command, _) = words.split_once('"')?;
-        Some(Self { client: client.to_owned(), command: command.to_uppercase() })
+        let (command, rest) = words.split_once('"')?;
+        let first = rest.trim_start_matches([' ', '"']).split('"').next();
+        let script = first.and_then(|digest| scripts.get(digest)).copied();
+        Some(Self { client: client.to_owned(), command: command.to_uppercase(), script })
     }
 }

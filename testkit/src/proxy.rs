@@ -1,6 +1,6 @@
 //! A proxy between a client and a Redis server that parses the traffic and injects faults.
 //!
-//! The proxy reads frames of RESP2 and RESP3 in both directions. So it can lose *one* answer,
+//! The proxy reads frames of RESP2 and RESP3 in both directions. So it can leave out *one* answer,
 //! double *one* command or reorder *two* pushes, and pass everything else unchanged. A
 //! [rule](Proxy::when) selects commands by their [`kind`] (`get`, `claim`, `commit`, `renew`, ...)
 //! and by their keys.
@@ -27,21 +27,24 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{Mutex as AsyncMutex, Notify, mpsc, watch},
+    task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::scripts::scripts;
+use crate::scripts::{digest, names_by_digest};
 
-/// A fault of one command or its answer.
+/// A fault of one command or its answer. The answer to a subscription is its first confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command is done. Its answer is lost, and so is each later one on this connection.
+    /// The command is done, and its answer is lost. From then on the connection is silent: no bytes
+    /// pass in either direction.
     Silence,
-    /// The command is done, and its answer is left out. Later answers go to the wrong commands.
+    /// The command is done, and its answer is left out. The client takes the answer to its next
+    /// command for this one.
     Swallow,
-    /// The answer comes late, and so do all answers behind it.
+    /// The answer comes late, and so do all answers and pushes behind it.
     Delay(Duration),
-    /// The server gets the command twice. The client gets one answer.
+    /// The server gets the command twice. The client gets one answer. A subscription is not doubled.
     Double,
     /// The command is done, and the connection ends in place of its answer.
     Cut,
@@ -55,10 +58,10 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushFault {
     Drop,
-    /// Each message comes this much later, in the same order.
+    /// Each message comes this much later. Answers overtake it.
     Delay(Duration),
     Double,
-    /// Two messages in a row change places. A single one comes after a moment.
+    /// Two messages in a row change places. A message without a second one comes after 100 ms.
     Reorder,
 }
 
@@ -76,8 +79,9 @@ pub enum Mode {
 /// A command on its way.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The file name of a script, such as `claim`, `acquire` or `commit`. For any other command,
-    /// its name in lower case. A read of an entry is a `get`, in part or whole.
+    /// The file name of a script, such as `claim`, `acquire` or `commit`. The script `change` has
+    /// the name of its operation instead, and `end_load` is a `fail` or a `release`. For any other
+    /// command, its name in lower case. A read of an entry is a `get`, in part or whole.
     pub kind: String,
     pub words: Vec<Bytes>,
     pub keys: Vec<String>,
@@ -92,7 +96,8 @@ struct Rule {
     hits: Arc<AtomicUsize>,
 }
 
-/// Counts the commands that a rule has met.
+/// Counts the commands that a rule has met. A command counts when the proxy has sent it to the
+/// server, or has ended the connection in its place.
 #[derive(Clone)]
 pub struct Hits(Arc<AtomicUsize>);
 
@@ -129,7 +134,7 @@ struct Shared {
     server: u16,
     mode: Mutex<Mode>,
     rules: Mutex<Vec<Arc<Rule>>>,
-    pushes: Mutex<Option<PushFault>>,
+    push_fault: Mutex<Option<PushFault>>,
     scripts: HashMap<String, &'static str>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
@@ -137,8 +142,8 @@ struct Shared {
     to_client: Link,
     /// The time of one way, in microseconds.
     one_way: AtomicU64,
-    /// Ends all connections that are open when a message arrives.
-    cut: Notify,
+    /// Ends all connections that were accepted before a notification.
+    cut: Arc<Notify>,
 }
 
 /// One direction of a link that all connections share. A rate of 0 is no limit.
@@ -169,34 +174,22 @@ impl Link {
         sleep_until(end).await;
     }
 
-    /// Reads what is there, as fast as the link lets it pass. Returns `false` at the end.
-    async fn read(&self, from: &mut Incoming, into: &mut BytesMut) -> bool {
-        let from = match from {
-            Incoming::Direct(from) => from,
-            Incoming::Far(packets) => {
-                let Some((due, packet)) = packets.recv().await else { return false };
-                sleep_until(due).await;
-                self.pass(packet.len()).await;
-                into.extend_from_slice(&packet);
-                return true;
-            }
-        };
-        if self.rate.load(Ordering::SeqCst) == 0 {
-            return from.read_buf(into).await.is_ok_and(|read| read > 0);
-        }
-        let mut packet = [0; PACKET];
-        let read = from.read(&mut packet).await.unwrap_or(0);
-        self.pass(read).await;
-        into.extend_from_slice(&packet[..read]);
-        read > 0
+    fn set_rate(&self, bytes_per_second: u64) {
+        self.rate.store(bytes_per_second, Ordering::SeqCst);
+        // The bytes before passed at another rate.
+        *self.passed.lock().unwrap() = None;
     }
 }
 
 /// The bytes that arrive on one side of a connection.
 enum Incoming {
     Direct(OwnedReadHalf),
-    /// Each packet with the time at which it is due.
-    Far(mpsc::UnboundedReceiver<(Instant, Bytes)>),
+    Far {
+        /// Each packet with the time at which it is due.
+        packets: mpsc::UnboundedReceiver<(Instant, Bytes)>,
+        /// Ends with the connection, and closes its socket.
+        _reader: JoinSet<()>,
+    },
 }
 
 impl Incoming {
@@ -205,7 +198,8 @@ impl Incoming {
             return Self::Direct(from);
         }
         let (send, packets) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
+        let mut reader = JoinSet::new();
+        reader.spawn(async move {
             let mut packet = BytesMut::with_capacity(PACKET);
             while from.read_buf(&mut packet).await.is_ok_and(|read| read > 0) {
                 let due = Instant::now() + shared.one_way();
@@ -215,7 +209,27 @@ impl Incoming {
                 }
             }
         });
-        Self::Far(packets)
+        Self::Far { packets, _reader: reader }
+    }
+
+    /// Reads what is there, as fast as a link lets it pass. Returns `false` at the end.
+    async fn read(&mut self, link: Option<&Link>, into: &mut BytesMut) -> bool {
+        let read = match self {
+            Self::Direct(from) => {
+                into.reserve(PACKET);
+                from.take(PACKET as u64).read_buf(into).await.unwrap_or(0)
+            }
+            Self::Far { packets, .. } => {
+                let Some((due, packet)) = packets.recv().await else { return false };
+                sleep_until(due).await;
+                into.extend_from_slice(&packet);
+                packet.len()
+            }
+        };
+        if let Some(link) = link {
+            link.pass(read).await;
+        }
+        read > 0
     }
 }
 
@@ -230,22 +244,18 @@ pub struct Proxy {
 impl Proxy {
     /// Starts a proxy in front of a server on a port of the loopback interface.
     pub fn start(server: u16) -> Self {
-        let mut names_by_digest = HashMap::new();
-        for (name, source) in scripts() {
-            names_by_digest.insert(digest(source), name);
-        }
         let shared = Arc::new(Shared {
             server,
             mode: Mutex::new(Mode::Pass),
             rules: Mutex::default(),
-            pushes: Mutex::default(),
-            scripts: names_by_digest,
+            push_fault: Mutex::default(),
+            scripts: names_by_digest(),
             seen: Mutex::default(),
             counters: Counters::default(),
             to_server: Link::default(),
             to_client: Link::default(),
             one_way: AtomicU64::new(0),
-            cut: Notify::new(),
+            cut: Arc::default(),
         });
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -274,7 +284,8 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Gives the fault to each matching command from now on, until [`clear`](Self::clear).
+    /// Gives the fault to each matching command from now on, until [`clear`](Self::clear). Of several
+    /// rules for a command, the oldest one decides.
     pub fn when(
         &self,
         matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
@@ -311,18 +322,18 @@ impl Proxy {
     }
 
     /// Gives the fault to each pushed message from now on.
-    pub fn pushes(&self, fault: Option<PushFault>) {
-        *self.shared.pushes.lock().unwrap() = fault;
+    pub fn set_push_fault(&self, fault: Option<PushFault>) {
+        *self.shared.push_fault.lock().unwrap() = fault;
     }
 
-    pub fn mode(&self, mode: Mode) {
+    pub fn set_mode(&self, mode: Mode) {
         *self.shared.mode.lock().unwrap() = mode;
     }
 
     /// Limits the bytes in each second of each direction, for all connections together.
     pub fn limit_rate(&self, bytes_per_second: u64) {
         for link in [&self.shared.to_server, &self.shared.to_client] {
-            link.rate.store(bytes_per_second, Ordering::SeqCst);
+            link.set_rate(bytes_per_second);
         }
     }
 
@@ -332,18 +343,18 @@ impl Proxy {
         self.shared.one_way.store(by.as_micros() as u64 / 2, Ordering::SeqCst);
     }
 
-    /// Closes all open connections.
+    /// Closes all connections, those that are being made included.
     pub fn cut(&self) {
         self.shared.cut.notify_waiters();
     }
 
-    /// Removes all rules.
+    /// Removes all rules and the fault of pushes, and lets connections pass.
     pub fn clear(&self) {
         let mut rules = self.shared.rules.lock().unwrap();
         rules.clear();
         drop(rules);
-        self.pushes(None);
-        self.mode(Mode::Pass);
+        self.set_push_fault(None);
+        self.set_mode(Mode::Pass);
     }
 
     pub fn counters(&self) -> &Counters {
@@ -374,23 +385,31 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             shared.counters.refused.fetch_add(1, Ordering::SeqCst);
             continue;
         }
+        let cut = shared.cut.clone().notified_owned();
         shared.counters.connections.fetch_add(1, Ordering::SeqCst);
         if mode == Mode::Stall {
             shared.counters.stalled.fetch_add(1, Ordering::SeqCst);
         }
         let shared = shared.clone();
         tokio::spawn(async move {
-            let server = match mode {
-                Mode::Stall => None,
-                _ => TcpStream::connect(("127.0.0.1", shared.server)).await.ok(),
+            let served = async {
+                match mode {
+                    Mode::Stall => drop_all(client).await,
+                    _ => Connection::run(client, shared).await,
+                }
             };
-            let cut = shared.cut.notified();
             tokio::select! {
-                () = Connection::run(client, server, mode == Mode::Stall, shared.clone()) => {}
+                () = served => {}
                 () = cut => {}
             }
         });
     }
+}
+
+/// Reads and drops all bytes of a client until its end.
+async fn drop_all(mut client: TcpStream) {
+    let mut dropped = vec![0; 4096];
+    while client.read(&mut dropped).await.is_ok_and(|read| read > 0) {}
 }
 
 /// What the next answer on a connection is, and its fault.
@@ -398,7 +417,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 enum Expected {
     Answer(Option<Fault>),
     /// This many confirmations of subscriptions, which are pushes, or one answer that refuses them.
-    /// A fault concerns the refusal.
+    /// A fault concerns the first confirmation, or the refusal.
     Subscriptions(usize, Option<Fault>),
     /// The second answer to a command that was doubled.
     Second,
@@ -408,20 +427,17 @@ struct Connection {
     shared: Arc<Shared>,
     expected: Mutex<VecDeque<Expected>>,
     to_client: AsyncMutex<OwnedWriteHalf>,
-    held: AsyncMutex<Option<Bytes>>,
+    /// The message that waits for the next one, with its number.
+    held: AsyncMutex<Option<(u64, Bytes)>>,
+    next_held: AtomicU64,
     silent: Mutex<bool>,
 }
 
 impl Connection {
-    async fn run(client: TcpStream, server: Option<TcpStream>, stalled: bool, shared: Arc<Shared>) {
+    async fn run(client: TcpStream, shared: Arc<Shared>) {
+        let address = ("127.0.0.1", shared.server);
+        let Ok(server) = TcpStream::connect(address).await else { return };
         let _ = client.set_nodelay(true);
-        if stalled {
-            let (mut from_client, _keep) = client.into_split();
-            let mut swallowed = vec![0; 4096];
-            while from_client.read(&mut swallowed).await.is_ok_and(|read| read > 0) {}
-            return;
-        }
-        let Some(server) = server else { return };
         let _ = server.set_nodelay(true);
         let (from_client, to_client) = client.into_split();
         let (from_server, to_server) = server.into_split();
@@ -430,6 +446,7 @@ impl Connection {
             expected: Mutex::default(),
             to_client: AsyncMutex::new(to_client),
             held: AsyncMutex::new(None),
+            next_held: AtomicU64::new(0),
             silent: Mutex::new(false),
         });
         let requests = Incoming::new(from_client, connection.shared.clone());
@@ -440,7 +457,8 @@ impl Connection {
         }
     }
 
-    fn is_silent(&self) -> bool {
+    /// Returns whether the connection is silent, and has it stay silent if it is now.
+    fn stays_silent(&self) -> bool {
         let mut silent = self.silent.lock().unwrap();
         *silent |= *self.shared.mode.lock().unwrap() == Mode::Stall;
         *silent
@@ -452,11 +470,14 @@ impl Connection {
             while let Some(frame) = take_frame(&mut buffer) {
                 let request = self.shared.request(&frame);
                 self.shared.count(&request);
-                if self.is_silent() {
+                if self.stays_silent() {
                     continue;
                 }
-                let fault = self.shared.fault(&request);
+                let rule = self.shared.take_rule(&request);
+                let hits = rule.as_ref().map(|rule| rule.hits.clone()).unwrap_or_default();
+                let fault = rule.map(|rule| rule.fault);
                 if fault == Some(Fault::CutBefore) {
+                    hits.fetch_add(1, Ordering::SeqCst);
                     return;
                 }
                 let subscribing = matches!(
@@ -465,13 +486,15 @@ impl Connection {
                 );
                 let is_doubled = fault == Some(Fault::Double) && !subscribing;
                 if subscribing {
-                    let confirmations = request.words.len().max(2) - 1;
-                    self.expect(Expected::Subscriptions(confirmations, fault));
+                    // One for each channel. The client names all channels, also to unsubscribe.
+                    let confirmations = request.words.len() - 1;
+                    assert!(confirmations > 0, "{} without channels", request.kind);
+                    self.push_expected(Expected::Subscriptions(confirmations, fault));
                 } else {
-                    self.expect(Expected::Answer(fault));
+                    self.push_expected(Expected::Answer(fault));
                 }
                 if is_doubled {
-                    self.expect(Expected::Second);
+                    self.push_expected(Expected::Second);
                 }
                 if to.write_all(&frame).await.is_err() {
                     return;
@@ -479,14 +502,15 @@ impl Connection {
                 if is_doubled && to.write_all(&frame).await.is_err() {
                     return;
                 }
+                hits.fetch_add(1, Ordering::SeqCst);
             }
-            if !self.shared.to_server.read(&mut from, &mut buffer).await {
+            if !from.read(Some(&self.shared.to_server), &mut buffer).await {
                 return;
             }
         }
     }
 
-    fn expect(&self, answer: Expected) {
+    fn push_expected(&self, answer: Expected) {
         let mut expected = self.expected.lock().unwrap();
         expected.push_back(answer);
     }
@@ -510,7 +534,7 @@ impl Connection {
                 }
             }
             // The answers pass the link where they are written.
-            if !Link::default().read(&mut from, &mut buffer).await {
+            if !from.read(None, &mut buffer).await {
                 return;
             }
         }
@@ -518,17 +542,22 @@ impl Connection {
 
     /// Returns `false` if the connection must end.
     async fn answer(&self, frame: Bytes) -> bool {
-        let expected = self.next_expected();
-        if self.is_silent() {
+        match self.next_expected() {
+            Some(Expected::Answer(fault) | Expected::Subscriptions(_, fault)) => {
+                self.write_with(fault, &frame).await
+            }
+            Some(Expected::Second) => true,
+            None => self.write(&frame).await,
+        }
+    }
+
+    /// Writes an answer with the fault of its command. Returns `false` if the connection must end.
+    async fn write_with(&self, fault: Option<Fault>, frame: &Bytes) -> bool {
+        if self.stays_silent() {
             return true;
         }
-        let fault = match expected {
-            Some(Expected::Answer(fault) | Expected::Subscriptions(_, fault)) => fault,
-            Some(Expected::Second) => return true,
-            None => None,
-        };
         match fault {
-            None | Some(Fault::Double | Fault::CutBefore) => self.write(&frame).await,
+            None | Some(Fault::Double | Fault::CutBefore) => self.write(frame).await,
             Some(Fault::Silence) => {
                 *self.silent.lock().unwrap() = true;
                 true
@@ -536,7 +565,7 @@ impl Connection {
             Some(Fault::Swallow) => true,
             Some(Fault::Delay(time)) => {
                 sleep(time).await;
-                self.write(&frame).await
+                self.write(frame).await
             }
             Some(Fault::Cut) => false,
             Some(Fault::CutInHalf) => {
@@ -550,13 +579,13 @@ impl Connection {
         let words = words(&frame);
         let is_message = matches!(words.first().map(AsRef::as_ref), Some(b"message" | b"smessage"));
         if !is_message {
-            self.confirmed();
-            return self.is_silent() || self.write(&frame).await;
+            let fault = self.note_confirmation();
+            return self.write_with(fault, &frame).await;
         }
-        if self.is_silent() {
+        if self.stays_silent() {
             return true;
         }
-        let fault = *self.shared.pushes.lock().unwrap();
+        let fault = *self.shared.push_fault.lock().unwrap();
         if fault.is_some() {
             self.shared.counters.pushes_spoilt.fetch_add(1, Ordering::SeqCst);
         }
@@ -565,25 +594,28 @@ impl Connection {
             Some(PushFault::Drop) => true,
             Some(PushFault::Double) => self.write(&frame).await && self.write(&frame).await,
             Some(PushFault::Delay(time)) => {
-                let connection = self.clone();
+                // Weak, so that the message does not keep a connection open that was cut.
+                let connection = Arc::downgrade(self);
                 tokio::spawn(async move {
                     sleep(time).await;
-                    connection.write(&frame).await;
+                    if let Some(connection) = connection.upgrade() {
+                        connection.write(&frame).await;
+                    }
                 });
                 true
             }
             Some(PushFault::Reorder) => {
                 let earlier = self.held.lock().await.take();
-                if let Some(earlier) = earlier {
+                if let Some((_, earlier)) = earlier {
                     return self.write(&frame).await && self.write(&earlier).await;
                 }
-                *self.held.lock().await = Some(frame);
-                let connection = self.clone();
+                let number = self.next_held.fetch_add(1, Ordering::SeqCst);
+                *self.held.lock().await = Some((number, frame));
+                let connection = Arc::downgrade(self);
                 tokio::spawn(async move {
                     sleep(Duration::from_millis(100)).await;
-                    let held = connection.held.lock().await.take();
-                    if let Some(held) = held {
-                        connection.write(&held).await;
+                    if let Some(connection) = connection.upgrade() {
+                        connection.write_held(number).await;
                     }
                 });
                 true
@@ -591,18 +623,33 @@ impl Connection {
         }
     }
 
-    /// Handles the start or the end of a subscription.
-    fn confirmed(&self) {
-        let mut expected = self.expected.lock().unwrap();
-        if let Some(Expected::Subscriptions(left, _)) = expected.front_mut() {
-            *left -= 1;
-            if *left == 0 {
-                expected.pop_front();
-            }
+    /// Writes the held message of this number, unless it has changed places with another one.
+    async fn write_held(&self, number: u64) {
+        let mut held = self.held.lock().await;
+        if let Some((_, frame)) = held.take_if(|(other, _)| *other == number) {
+            drop(held);
+            self.write(&frame).await;
         }
     }
 
+    /// Handles the start or the end of a subscription. Returns the fault of the first confirmation.
+    fn note_confirmation(&self) -> Option<Fault> {
+        let mut expected = self.expected.lock().unwrap();
+        let Some(Expected::Subscriptions(left, fault)) = expected.front_mut() else { return None };
+        let fault = fault.take();
+        *left -= 1;
+        if *left == 0 {
+            expected.pop_front();
+        }
+        fault
+    }
+
+    /// Writes a frame to the client, unless the connection has fallen silent. Returns `false` if the
+    /// connection must end.
     async fn write(&self, frame: &[u8]) -> bool {
+        if self.stays_silent() {
+            return true;
+        }
         let mut client = self.to_client.lock().await;
         for packet in frame.chunks(PACKET) {
             self.shared.to_client.pass(packet.len()).await;
@@ -619,15 +666,10 @@ impl Shared {
         Duration::from_micros(self.one_way.load(Ordering::SeqCst))
     }
 
-    /// Returns the fault of a command. The rule counts the command.
-    fn fault(&self, request: &Request) -> Option<Fault> {
+    /// Takes the first rule for a command that is not used up.
+    fn take_rule(&self, request: &Request) -> Option<Arc<Rule>> {
         let rules = Vec::clone(&self.rules.lock().unwrap());
-        for rule in rules {
-            if (rule.matches)(request) && rule.take() {
-                return Some(rule.fault);
-            }
-        }
-        None
+        rules.into_iter().find(|rule| (rule.matches)(request) && rule.take())
     }
 
     fn count(&self, request: &Request) {
@@ -680,13 +722,10 @@ impl Request {
 }
 
 impl Rule {
-    /// Counts a command, unless the rule has met all that it is for.
+    /// Returns `false` if the rule is used up.
     fn take(&self) -> bool {
         let left =
             self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-        if left.is_ok() {
-            self.hits.fetch_add(1, Ordering::SeqCst);
-        }
         left.is_ok()
     }
 }
@@ -749,9 +788,4 @@ fn words(frame: &[u8]) -> Vec<Bytes> {
         });
     }
     words
-}
-
-/// Returns the digest by which a server knows a script.
-fn digest(source: &str) -> String {
-    redis::Script::new(source).get_hash().to_owned()
 }

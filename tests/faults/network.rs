@@ -62,7 +62,7 @@ impl Scene {
 async fn requests_survive_a_network_that_swallows_everything() {
     let _turn = turn().await;
     let scene = Scene::begin().await;
-    scene.proxy.mode(Mode::Stall);
+    scene.proxy.set_mode(Mode::Stall);
     let before = scene.commands();
     let asked = 400;
     scene.load.answers(asked).await;

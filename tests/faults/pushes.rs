@@ -17,7 +17,7 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
         builder.lease(LEASE).build().unwrap()
     };
     let a = build(server.url());
-    proxy.pushes(Some(PushFault::Drop));
+    proxy.set_push_fault(Some(PushFault::Drop));
     let mut delays = [Vec::new(), Vec::new()];
     for round in 0..3 {
         let b = build(proxy.url());
@@ -69,7 +69,7 @@ async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
         let server = RedisServer::start().await;
         let proxies = [Proxy::start(server.port()), Proxy::start(server.port())];
         let caches = [patient(&proxies[0].url()).await, patient(&proxies[1].url()).await];
-        proxies.iter().for_each(|proxy| proxy.pushes(Some(fault)));
+        proxies.iter().for_each(|proxy| proxy.set_push_fault(Some(fault)));
         // The version that the origin holds, and the version that was announced.
         let truth = Arc::new(AtomicU64::new(0));
         let told = Arc::new(AtomicU64::new(0));

@@ -162,6 +162,9 @@ async fn a_push_connection_that_breaks_while_it_subscribes_wakes_its_listeners()
         eventually(LIMIT, || async { asked.count() == 1 }).await,
         "no subscription was requested"
     );
+    // The confirmation does not arrive.
+    sleep(20 * MS).await;
+    assert!(!asking.is_finished());
     let cut = Instant::now();
     proxy.cut();
     assert!(matches!(next(&mut listening).await, Change::Wake));

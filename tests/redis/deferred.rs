@@ -33,7 +33,7 @@ impl Scene {
     }
 
     async fn leave(&self) {
-        self.proxy.mode(Mode::Refuse);
+        self.proxy.set_mode(Mode::Refuse);
         self.proxy.cut();
         assert!(eventually(LIMIT, || async { self.backend.ping().await.is_err() }).await);
     }

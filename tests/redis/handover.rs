@@ -103,9 +103,9 @@ async fn a_release_that_others_wait_for_is_answered_last() {
     queued(&mut raw, 1).await;
     let mut monitor = server.monitor().await;
     alone.lock().await.unwrap().unlock().await.unwrap();
-    assert!(!monitor.was_answered_last().await);
+    assert!(!monitor.was_release_answered_last().await);
     held.unlock().await.unwrap();
-    assert!(monitor.was_answered_last().await);
+    assert!(monitor.was_release_answered_last().await);
     got(third).await.unlock().await.unwrap();
 }
 
@@ -147,7 +147,7 @@ async fn a_lost_push_costs_the_time_until_the_entries_are_kept() {
 
 async fn a_push_is_lost(lock: Lock) -> Duration {
     let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
-    proxy.pushes(Some(PushFault::Drop));
+    proxy.set_push_fault(Some(PushFault::Drop));
     let begun = Instant::now();
     held.unlock().await.unwrap();
     got(second).await.unlock().await.unwrap();
@@ -161,7 +161,7 @@ async fn a_push_is_lost(lock: Lock) -> Duration {
 async fn a_push_that_comes_after_the_end_is_not_trusted() {
     let Scene { server, proxy, mut raw, held, second } = scene(plain).await;
     let third = plain(&server.url());
-    proxy.pushes(Some(PushFault::Delay(handover_life() + 1500 * MS)));
+    proxy.set_push_fault(Some(PushFault::Delay(handover_life() + 1500 * MS)));
     // Otherwise the process would learn that the queue entry is gone.
     proxy.when(|_| true, Fault::Delay(2 * handover_life()));
     held.unlock().await.unwrap();
@@ -194,7 +194,7 @@ async fn a_push_that_comes_after_the_end_is_not_trusted() {
 async fn a_late_push_makes_the_waiter_ask() {
     for lock in BOTH {
         let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
-        proxy.pushes(Some(PushFault::Delay(handover_life() / 2 + 200 * MS)));
+        proxy.set_push_fault(Some(PushFault::Delay(handover_life() / 2 + 200 * MS)));
         held.unlock().await.unwrap();
         let held = got(second).await;
         assert!(held.remaining() > LEASE / 2, "{:?}", held.remaining());

@@ -161,12 +161,12 @@ async fn no_copy_is_older_than_the_bound_while_pushes_are_late_or_lost() {
         Some(PushFault::Drop),
         Some(PushFault::Double),
     ] {
-        proxy.pushes(fault);
+        proxy.set_push_fault(fault);
         let local = read_and_write(&here, &there, 2_500 * MS).await;
         println!("{fault:?}: {local} local reads");
         assert!(local > 100, "{fault:?}: {local}");
     }
-    proxy.pushes(None);
+    proxy.set_push_fault(None);
     proxy.cut();
     warm(&here, "k").await;
 }
@@ -209,7 +209,7 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
     let there = open(server.url());
     there.insert("k", &1).await.unwrap();
     warm(&here, "k").await;
-    proxy.mode(Mode::Stall);
+    proxy.set_mode(Mode::Stall);
     let stalled = Instant::now();
     there.insert("k", &2).await.unwrap();
     let took = dropped(&here, "k").await;
@@ -221,7 +221,7 @@ async fn a_process_that_is_cut_off_trusts_nothing_and_then_heals() {
         sleep(50 * MS).await;
     }
     let before = proxy.seen("GET");
-    proxy.mode(Mode::Pass);
+    proxy.set_mode(Mode::Pass);
     // Each of the callers asks as soon as the backend may be asked again.
     let callers = (0..100).map(async |_| {
         assert!(

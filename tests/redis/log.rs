@@ -91,7 +91,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     let waiting: Vec<_> = waiting.collect();
     assert!(eventually(LIMIT, || async { proxy.seen("subscribe") > 0 }).await);
     let begun = Instant::now();
-    proxy.mode(Mode::Refuse);
+    proxy.set_mode(Mode::Refuse);
     proxy.cut();
     held.truncate(5);
     sleep(OUTAGE).await;

@@ -46,7 +46,7 @@ impl Scene {
 
     /// Lets the outage begin, and returns when it is noticed.
     async fn leave(&self) {
-        self.proxy.mode(self.mode);
+        self.proxy.set_mode(self.mode);
         self.proxy.cut();
         assert!(eventually(LIMIT, || async { self.backend.ping().await.is_err() }).await);
     }

@@ -162,7 +162,7 @@ pub async fn primitives_survive_a_server_that_is_killed_and_starts_with_its_data
 pub async fn primitives_survive_lost_pushes(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
-    proxy.pushes(Some(PushFault::Drop));
+    proxy.set_push_fault(Some(PushFault::Drop));
     let a = through(&server.url(), LEASE);
     let b = through(&proxy.url(), LEASE);
     let scene = scene(pair, from_ref(&server), &a, &b).await;
