@@ -17,7 +17,8 @@ pub enum Class {
     Network,
     /// The server also loses all of its data.
     Restarts,
-    /// The server also goes on with the data of some commands ago.
+    /// The server also continues with the data of some commands ago. In a third of these
+    /// schedules, nothing else goes wrong.
     Failovers,
     /// The server's clock is set.
     Clock,
@@ -33,11 +34,18 @@ impl Class {
             Self::Calm | Self::Network => true,
             // What is lost with the data: who holds, what backs off, and the count of a latch.
             Self::Restarts => !matches!(rule, Rule::BackOff | Rule::Latch),
-            // What was acknowledged may be lost, so only what is told by fences is left, and what
-            // one process promises by itself.
-            Self::Failovers => {
-                matches!(rule, Rule::Origin | Rule::Answered | Rule::Refreshed | Rule::OneFlight)
-            }
+            // What was acknowledged may be lost. What is left is the promises of one process, and
+            // that a holder learns in time that its lease is lost.
+            Self::Failovers => matches!(
+                rule,
+                Rule::Origin
+                    | Rule::Answered
+                    | Rule::Refreshed
+                    | Rule::OneFlight
+                    | Rule::OneHolder
+                    | Rule::NoneBesideWriter
+                    | Rule::Limit
+            ),
             // Ages, back-offs and the leases of dead processes are times of the server. After a
             // step back, a waiter waits for longer than the schedule. An entry is fresh again, and
             // may be older than a value that was loaded meanwhile and not stored.
@@ -58,9 +66,12 @@ impl Class {
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     Cut(Process),
+    /// The bytes of a process are held back for so many milliseconds.
     Hold(Process, u64),
     Swallow(Process),
+    /// The server runs no command for so many milliseconds.
     Stall(u64),
+    /// The server refuses writes for so many milliseconds.
     RefuseWrites(u64),
     Kill(Process),
     Restart,
@@ -87,12 +98,16 @@ pub struct Caller {
     pub locks: bool,
     /// The longest pause between two calls, in milliseconds.
     pub pause: u64,
+    /// Its future is polled late now and then, as one of a `select!` loop that is busy elsewhere.
+    pub is_polled_late: bool,
 }
 
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
     pub class: Class,
+    /// Nothing but failovers goes wrong.
+    pub is_planned_failover: bool,
     pub weather: Weather,
     pub load: Workload,
     pub processes: u32,
@@ -107,9 +122,10 @@ impl Plan {
         let class = Class::ALL[(seed % 5) as usize];
         let processes = rng.u32(2..=4);
         let load = workload(&mut rng);
-        let usual = [0, 2, 2, 8][rng.usize(0..4)];
-        let late = [0, 5, 20][rng.usize(0..3)];
-        let weather = Weather { usual, longest: [50, 200, 400][rng.usize(0..3)], late };
+        let usual_ms = [0, 2, 2, 8][rng.usize(0..4)];
+        let late_per_mille = [0, 5, 20][rng.usize(0..3)];
+        let longest_ms = [50, 200, 400][rng.usize(0..3)];
+        let mut weather = Weather { usual_ms, longest_ms, late_per_mille };
         let mut callers = Vec::new();
         let uses = rng.u8(0..3);
         for process in 1..=processes {
@@ -125,11 +141,21 @@ impl Plan {
                     calls: rng.u32(3..12),
                     locks,
                     pause: [5, 40, 200][rng.usize(0..3)],
+                    is_polled_late: false,
                 });
             }
         }
-        let faults = faults(class, processes, &mut rng);
-        Self { seed, class, weather, load, processes, callers, faults }
+        let mut faults = faults(class, processes, &mut rng);
+        let is_planned_failover = class == Class::Failovers && rng.u8(0..3) == 0;
+        if is_planned_failover {
+            faults.retain(|planned| matches!(planned.fault, Fault::FailOver(_)));
+            weather.late_per_mille = 0;
+        } else if rng.u8(0..4) == 0 {
+            for caller in &mut callers {
+                caller.is_polled_late = rng.bool();
+            }
+        }
+        Self { seed, class, is_planned_failover, weather, load, processes, callers, faults }
     }
 }
 

@@ -44,6 +44,17 @@ pub static ALL: &[Planted] = &[
         replaced: &[("    redis.call('PEXPIRE', key, life_ms)\n", "")],
     },
     Planted {
+        name: "foreign-renewal",
+        what: "a renewal does not check its owner",
+        replaced: &[(
+            concat!(
+                "if type(value) == 'string' and string.find(value, owner, 1, true) == 1 then\n",
+                "    -- The fence first.",
+            ),
+            "if type(value) == 'string' then\n    -- The fence first.",
+        )],
+    },
+    Planted {
         name: "two-holders",
         what: "a claim is granted beside a reader, a writer or a permit",
         replaced: &[("return (units and out + units - limit or out) <= 0", "return true")],
@@ -229,6 +240,21 @@ pub static ALL: &[Planted] = &[
     Planted {
         name: "old-memory",
         what: "a value from an outage outlives a newer answer of the server",
+        replaced: &[],
+    },
+    Planted {
+        name: "failed-end",
+        what: "a load and a copy outlive an end of a tag that failed",
+        replaced: &[],
+    },
+    Planted {
+        name: "late-answer",
+        what: "an answer that comes late replaces a newer value that is remembered",
+        replaced: &[],
+    },
+    Planted {
+        name: "slow-after-failover",
+        what: "leases are not renewed at a new connection",
         replaced: &[],
     },
 ];

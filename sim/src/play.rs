@@ -2,25 +2,29 @@
 
 use std::{
     collections::VecDeque,
+    future::Future,
     hash::{DefaultHasher, Hash, Hasher},
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
     thread,
     time::Duration,
 };
 
 use bellwether::RedisBackend;
 use fastrand::Rng;
+use testkit::handover_life;
 use tokio::{
     runtime::{Builder, RngSeed},
     task::JoinSet,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
 
 use crate::{
     network::{Process, World},
     oracle::{
         checker::{Rule, Tally, check},
-        history::{Family, History},
+        history::{Event, Family, History, Line, Time},
         recorder::{Log, Recorder, Shared},
         worker::{Setup, Worker},
     },
@@ -35,6 +39,10 @@ const LONGEST: Duration = Duration::from_secs(120);
 
 /// How far the ages of values may be off: a timer has milliseconds.
 const SLACK: u64 = 5_000;
+
+/// A holder learns of a failover within this time if nothing else goes wrong: its process connects
+/// again, and renews all leases at once.
+const FAILOVER_KNOWN: Time = 300_000;
 
 /// How many writes a failover may lose.
 const SNAPSHOTS: usize = 32;
@@ -104,14 +112,20 @@ async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -
     let network = world.clone();
     bellwether::sim::begin(plan.seed, move |host| network.open(host));
     let windows = Some(plan.load.windows(SLACK));
-    let history = Mutex::new(History { windows, ..History::default() });
+    let loss_known = Some(loss_known(plan));
+    let history = Mutex::new(History { windows, loss_known, ..History::default() });
     let damage = Damage { history, shared: shared.clone() };
     let workers: Vec<_> =
         (1..=plan.processes).map(|process| worker(plan, process, &shared)).collect();
     let mut callers: Vec<JoinSet<()>> = workers.iter().map(|_| JoinSet::new()).collect();
     for caller in &plan.callers {
         let at = caller.process as usize - 1;
-        callers[at].spawn(calls(workers[at].clone(), *caller));
+        let calls = calls(workers[at].clone(), *caller);
+        if caller.is_polled_late {
+            callers[at].spawn(PolledLate::new(calls, *caller, &shared));
+        } else {
+            callers[at].spawn(calls);
+        }
     }
     let callers = Mutex::new(callers);
     inject(plan, &world, &damage, &callers, &trace).await;
@@ -148,12 +162,20 @@ async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -
     let lives = |process: Process, at: u64| {
         !killed.iter().any(|(other, killed_at, _)| *other == process && at > *killed_at)
     };
-    history.lines = lines.into_iter().filter(|(process, line)| lives(*process, line.at)).collect();
+    // A caller that is killed while it naps has noticed nothing since.
+    let is_nap = |line: &Line| matches!(line.event, Event::Paused { .. });
+    let lines = lines.into_iter();
+    history.lines =
+        lines.filter(|(process, line)| lives(*process, line.at) || is_nap(line)).collect();
     let mut server = world.server();
     if keeps {
         server.read_all();
     }
-    Outcome { exchanges: server.take_exchanges(), ..judge(plan, &history, &trace) }
+    let exchanges = server.take_exchanges();
+    // A client leads to the world and so back to the server, which would then never be dropped.
+    server.end_connections();
+    drop(server);
+    Outcome { exchanges, ..judge(plan, &history, &trace) }
 }
 
 fn judge(plan: &Plan, history: &History, trace: &Trace) -> Outcome {
@@ -200,6 +222,62 @@ async fn calls(worker: Worker, caller: Caller) {
     }
 }
 
+/// Returns how long after the loss of a lease its holder may not know of the loss. The deadline of
+/// the holder has passed a lease later.
+fn loss_known(plan: &Plan) -> Time {
+    if plan.is_planned_failover {
+        return FAILOVER_KNOWN;
+    }
+    let longest = handover_life().max(Duration::from_millis(plan.load.lease_ms));
+    u64::try_from(longest.as_micros()).unwrap_or(Time::MAX)
+}
+
+/// The calls of a caller. Now and then the caller does not poll them for a while, although they
+/// were woken.
+struct PolledLate<F> {
+    calls: Pin<Box<F>>,
+    rng: Rng,
+    log: Log,
+    /// Until when the calls are not polled, and since when.
+    nap: Option<(Pin<Box<Sleep>>, Time)>,
+}
+
+impl<F> PolledLate<F> {
+    fn new(calls: F, caller: Caller, shared: &Arc<Shared>) -> Self {
+        let rng = Rng::with_seed(caller.seed ^ 1);
+        let log = Log::Memory(caller.process, shared.clone());
+        Self { calls: Box::pin(calls), rng, log, nap: None }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for PolledLate<F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.nap.is_none() && self.rng.u8(0..16) == 0 {
+            // Up to two seconds, with short times as likely as long ones.
+            let long = Duration::from_millis(1 << self.rng.u32(0..12));
+            self.nap = Some((Box::pin(sleep(long)), self.log.now()));
+        }
+        if let Some((nap, from)) = &mut self.nap {
+            let from = *from;
+            ready!(nap.as_mut().poll(cx));
+            self.nap = None;
+            // What the caller was to notice meanwhile, it notices now.
+            self.log.tell(Event::Paused { from });
+        }
+        self.calls.as_mut().poll(cx)
+    }
+}
+
+impl<F> Drop for PolledLate<F> {
+    fn drop(&mut self) {
+        if let Some((_, from)) = self.nap {
+            self.log.tell(Event::Paused { from });
+        }
+    }
+}
+
 /// Has each fault happen at its time.
 async fn inject(
     plan: &Plan,
@@ -211,7 +289,8 @@ async fn inject(
     let begun = Instant::now();
     for planned in &plan.faults {
         sleep_until(begun + Duration::from_millis(planned.at)).await;
-        trace.add(|| format!("fault: {:?}", planned.fault));
+        let text = format!("fault: {:?}", planned.fault);
+        trace.add(&text, || text.clone());
         match planned.fault {
             Fault::Cut(process) => world.cut(process),
             Fault::Hold(process, time) => world.hold(process, Duration::from_millis(time)),

@@ -1,4 +1,4 @@
-//! What happened in a schedule, in order: its text if that is wanted, and a hash of it.
+//! What happened in a schedule, in order: a hash of it, and its text if that is kept.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -16,24 +16,25 @@ struct Lines {
     hash: DefaultHasher,
     count: u64,
     /// The texts, if they are kept.
-    kept: Option<Vec<String>>,
+    texts: Option<Vec<String>>,
 }
 
 impl Trace {
     pub fn new(keeps: bool) -> Self {
-        let kept = keeps.then(Vec::new);
-        let lines = Lines { begun: Instant::now(), hash: DefaultHasher::new(), count: 0, kept };
+        let texts = keeps.then(Vec::new);
+        let lines = Lines { begun: Instant::now(), hash: DefaultHasher::new(), count: 0, texts };
         Self(Arc::new(Mutex::new(lines)))
     }
 
-    /// Adds what happened now.
-    pub fn add(&self, text: impl FnOnce() -> String) {
+    /// Adds what happened now. The text is made only if texts are kept.
+    pub fn add(&self, what: impl Hash, text: impl FnOnce() -> String) {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = format!("{:>9} {}", lines.begun.elapsed().as_micros(), text());
-        line.hash(&mut lines.hash);
+        let at = lines.begun.elapsed().as_micros();
+        at.hash(&mut lines.hash);
+        what.hash(&mut lines.hash);
         lines.count += 1;
-        if let Some(kept) = &mut lines.kept {
-            kept.push(line);
+        if let Some(texts) = &mut lines.texts {
+            texts.push(format!("{at:>9} {}", text()));
         }
     }
 
@@ -45,6 +46,6 @@ impl Trace {
 
     pub fn texts(&self) -> Vec<String> {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.kept.clone().unwrap_or_default()
+        lines.texts.clone().unwrap_or_default()
     }
 }

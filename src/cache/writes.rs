@@ -172,6 +172,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             }
             Err(error) => {
                 let failed = self.deferred(target, end, error);
+                #[cfg(bellwether_sim)]
+                if crate::sim::is_planted("failed-end") {
+                    return Err(failed);
+                }
                 // The command may have happened, so no copy of a value with the tag may stay.
                 self.local.forget_copies();
                 Err(failed)

@@ -340,7 +340,13 @@ impl RenewalTask {
                 Some(()) = under_way.next() => {}
                 () = sleep_until(next) => {}
                 () = renewals.earlier.notified() => {}
-                Ok(()) = connections.changed() => lock(&renewals.schedule).renew_all(),
+                Ok(()) = connections.changed() => {
+                    #[cfg(bellwether_sim)]
+                    if crate::sim::is_planted("slow-after-failover") {
+                        continue;
+                    }
+                    lock(&renewals.schedule).renew_all();
+                }
             }
         }
     }

@@ -44,7 +44,7 @@ pub enum Fault {
     Swallow,
     /// The answer comes late, and so do all answers and pushes behind it.
     Delay(Duration),
-    /// The server gets the command twice. The client gets one answer. A subscription is not doubled.
+    /// The server gets the command twice, unless it subscribes. The client gets one answer.
     Double,
     /// The command is done, and the connection ends in place of its answer.
     Cut,
@@ -284,8 +284,8 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Gives the fault to each matching command from now on, until [`clear`](Self::clear). Of several
-    /// rules for a command, the oldest one decides.
+    /// Gives the fault to each matching command from now on, until [`clear`](Self::clear). If
+    /// several rules match, the oldest one decides.
     pub fn when(
         &self,
         matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
@@ -644,7 +644,7 @@ impl Connection {
         fault
     }
 
-    /// Writes a frame to the client, unless the connection has fallen silent. Returns `false` if the
+    /// Writes a frame to the client, unless the connection is silent. Returns `false` if the
     /// connection must end.
     async fn write(&self, frame: &[u8]) -> bool {
         if self.stays_silent() {

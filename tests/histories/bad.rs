@@ -183,6 +183,10 @@ fn two_loads_at_once_with_an_excuse_are_accepted() {
     assert_eq!(evicted.breaks(), [Rule::OneLoad]);
     evicted.0.evicted.push((Family::Cache, KEY.to_owned(), 150_000, 151_000));
     assert_eq!(evicted.breaks(), []);
+    evicted.0.loss_known = Some(60_000);
+    assert_eq!(evicted.breaks(), []);
+    evicted.0.loss_known = Some(5_000);
+    assert_eq!(evicted.breaks(), [Rule::OneLoad], "the loss was reported too late");
     let mut killed = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
     killed.0.killed.push((1, 150_000, 151_000));
     assert_eq!(killed.breaks(), []);
@@ -418,6 +422,11 @@ fn two_holders_of_a_lock_are_found() {
         assert_eq!(to_the_end.breaks(), Vec::from_iter(rule), "{what}");
         let late = both().line(1, 290, lock(LockStep::Lost));
         assert_eq!(late.breaks(), Vec::from_iter(rule), "{what}: the loss was reported too late");
+        let mut evicted = both();
+        evicted.0.evicted.push((Family::Lock, "l0".to_owned(), 150_000, 151_000));
+        assert_eq!(evicted.breaks(), [], "{what}");
+        evicted.0.loss_known = Some(5_000);
+        assert_eq!(evicted.breaks(), Vec::from_iter(rule), "{what}: the holder goes on");
         let after = Written(first_held.0).held(second.0, 2, second.1, 301, 310);
         assert_eq!(after.breaks(), [], "{what}");
     }

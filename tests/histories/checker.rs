@@ -71,7 +71,7 @@ use std::{
 };
 
 use super::{
-    history::{Act, Family, History, Source, Time, Value},
+    history::{Act, Family, History, Process, Source, Time, Value},
     index::{Ended, Index, Known, Load, Read, Write, beside},
     worker::STALENESS,
 };
@@ -127,6 +127,13 @@ pub enum Rule {
 pub struct Violation {
     pub rule: Rule,
     pub text: String,
+}
+
+/// The holder of a lease.
+pub struct Holder<'a> {
+    pub family: Family,
+    pub name: &'a str,
+    pub process: Process,
 }
 
 /// The number of checks of each kind.
@@ -298,6 +305,8 @@ impl Checker<'_> {
         }
         let key = &older.key;
         let both = older.began.max(newer.began);
+        let both_end = older.lost.unwrap_or(older.ended).min(newer.ended);
+        let holder = Holder { family: Family::Cache, name: key, process: older.process };
         let first = self.index.grants(Family::Cache, key, from);
         let second: Vec<_> = self.index.grants(Family::Cache, key, to).collect();
         let first_sent = first.map(|taken| taken.sent).min().unwrap_or(0);
@@ -314,7 +323,7 @@ impl Checker<'_> {
         });
         if burnt {
             Some("overlaps after a write")
-        } else if self.evicted(Family::Cache, key, first_sent, second_answered) {
+        } else if self.evicted(&holder, first_sent, second_answered, both_end) {
             Some("overlaps after an eviction")
         } else if older.lost.is_some_and(|lost| lost <= both + SLACK) {
             Some("overlaps after a reported loss")
@@ -328,9 +337,16 @@ impl Checker<'_> {
         }
     }
 
-    pub fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
-        self.history.evicted.iter().any(|(of, evicted, before, after)| {
-            *of == family && evicted == name && *before <= to && from <= *after
+    /// Returns whether the lease of a holder was deleted between two times. The holder must have
+    /// learned of that by the time `until`.
+    pub fn evicted(&self, holder: &Holder<'_>, from: Time, to: Time, until: Time) -> bool {
+        self.history.evicted.iter().any(|(family, name, before, after)| {
+            let known = self.history.loss_known.map_or(Time::MAX, |known| after + known + SLACK);
+            *family == holder.family
+                && name == holder.name
+                && *before <= to
+                && from <= *after
+                && (until <= known || self.index.paused(holder.process, *after, until))
         })
     }
 

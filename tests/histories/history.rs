@@ -202,6 +202,8 @@ pub struct History {
     /// The leases that were deleted from outside, each with the times before and after the
     /// deletion.
     pub evicted: Vec<(Family, String, Time, Time)>,
+    /// How long after such a deletion the holder may not know of it, if that is bounded.
+    pub loss_known: Option<Time>,
     /// The processes that still owed answers when the round was over.
     pub hanging: Vec<Process>,
 }

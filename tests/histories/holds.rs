@@ -3,10 +3,14 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    checker::{Checker, Rule, SLACK},
-    history::{Family, Kind, PERMITS, Time},
+    checker::{Checker, Holder, Rule, SLACK},
+    history::{Family, Kind, PERMITS},
     index::{Hold, Known, Taken, beside},
 };
+
+fn holder_of(hold: &Hold) -> Holder<'_> {
+    Holder { family: Family::Lock, name: &hold.name, process: hold.process }
+}
 
 impl Checker<'_> {
     /// Checks the holds that exclude each other.
@@ -59,7 +63,7 @@ impl Checker<'_> {
         };
         older.fence != newer.fence
             && (older.lost.is_some_and(|lost| lost <= both + SLACK)
-                || self.evicted(Family::Lock, &older.name, from, answered)
+                || self.evicted(&holder_of(older), from, answered, older.ended.min(newer.ended))
                 || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
     }
 
@@ -82,7 +86,7 @@ impl Checker<'_> {
         for holds in names.into_values() {
             for (hold, mut running) in beside(holds, |hold| (hold.locked, hold.ended)) {
                 running.push(hold);
-                let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
+                let valid = running.iter().filter(|other| !self.is_excused(other, hold));
                 let valid: Vec<_> = valid.copied().collect();
                 self.tally.add("holds beside others", usize::from(valid.len() > 1));
                 let any_writes = valid.iter().any(|hold| hold.kind == Kind::Writer);
@@ -101,12 +105,14 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns `true` if the hold may have ended at a time at which its holder did not know that
-    /// yet.
-    fn is_excused(&self, hold: &Hold, at: Time) -> bool {
+    /// Returns `true` if the hold may have ended before another one began, and its holder did not
+    /// know that yet.
+    fn is_excused(&self, hold: &Hold, newer: &Hold) -> bool {
+        let at = newer.locked;
+        let until = hold.ended.min(newer.ended);
         hold.held_until.is_none()
             && (hold.lost.is_some_and(|lost| lost <= at + SLACK)
-                || self.evicted(Family::Lock, &hold.name, hold.asked, at)
+                || self.evicted(&holder_of(hold), hold.asked, at, until)
                 || self.index.paused(hold.process, at.saturating_sub(SLACK), at + SLACK))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     io::BufRead,
     panic,
     pin::pin,
@@ -11,6 +11,7 @@ use std::{
         Arc, Once,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -789,11 +790,28 @@ impl Drop for Leads {
     }
 }
 
-/// Drops a future after a random time, if the future has not ended by then.
+/// Drops a future after a random time, or after a random number of polls, if the future has not
+/// ended by then.
 async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
+    if rng.bool() {
+        return polled_at_most(rng.u32(1..12), future).await;
+    }
     // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
+}
+
+async fn polled_at_most<F: Future>(polls: u32, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => {
+            left -= 1;
+            if left == 0 { Poll::Ready(None) } else { Poll::Pending }
+        }
+    })
+    .await
 }
 
 /// Polls a future for a while, then does not poll the future for a while, and then drives the

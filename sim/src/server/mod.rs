@@ -58,8 +58,8 @@ pub struct Snapshot(Keyspace);
 impl Server {
     /// Starts an empty server. A fault is planted into each script that it learns.
     pub fn new(planted: Option<&'static Planted>) -> Self {
-        let data = Arc::default();
-        Self { scripts: Scripts::new(&data, planted), data, next_client: 1, exchanges: None }
+        let scripts = Scripts::new(planted);
+        Self { data: scripts.data(), scripts, next_client: 1, exchanges: None }
     }
 
     pub fn data(&self) -> MutexGuard<'_, Data> {

@@ -1,6 +1,9 @@
 //! Replies, and their bytes in both versions of the protocol.
 
-use std::fmt;
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+};
 
 /// The reply to a command.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +98,14 @@ impl Reply {
             }
             Self::Written => {}
         }
+    }
+}
+
+impl Hash for Reply {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut bytes = Vec::new();
+        self.encode(3, &mut bytes);
+        bytes.hash(state);
     }
 }
 

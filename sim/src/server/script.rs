@@ -1,8 +1,8 @@
 //! Scripts: the Lua 5.1 that a server has, with `redis.call` and what belongs to it.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use mlua::{
@@ -18,11 +18,32 @@ use crate::planted::Planted;
 
 /// The scripts that a server knows, by their digests.
 pub struct Scripts {
+    known: BTreeSet<String>,
+    engine: Arc<Engine>,
+}
+
+/// A Lua state, with the data of the server that uses it and with all that it has compiled so far.
+///
+/// A state is used by one server after another, because most of the time of a short schedule would
+/// go into compiling the same scripts. Scripts set no globals, so nothing of a schedule stays.
+struct Engine {
     lua: Lua,
+    data: Arc<Mutex<Data>>,
     /// Runs a function, and returns whether it succeeded, and its value or its error.
     protected: Function,
-    functions: BTreeMap<String, Function>,
+    /// What was compiled, by the digests of the sound scripts.
+    compiled: Mutex<BTreeMap<String, Function>>,
+    /// The sources of the sound scripts, each with its digest, which takes long to calculate.
+    digests: Mutex<Vec<(Vec<u8>, String)>>,
+    /// The fault in each script that is compiled here.
     planted: Option<&'static Planted>,
+}
+
+/// The engines that no server uses.
+static IDLE: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The names that scripts have in Redis, as far as ours use them.
@@ -42,60 +63,114 @@ return pcall
 ";
 
 impl Scripts {
-    pub fn new(data: &Arc<Mutex<Data>>, planted: Option<&'static Planted>) -> Self {
-        let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
-        let lua = Lua::new_with(libraries, LuaOptions::default()).expect("Lua starts");
-        let data = data.clone();
-        let command = lua.create_function(move |lua, words: MultiValue| {
-            let words: Option<Vec<_>> = words.into_iter().map(|word| argument(&word)).collect();
-            let Some(words) = words.filter(|words| !words.is_empty()) else {
-                let why = "ERR Lua redis lib command arguments must be strings or integers";
-                return to_lua(lua, &Reply::error(why));
-            };
-            let mut data = data.lock().unwrap_or_else(PoisonError::into_inner);
-            let reply = commands::run(&mut data, &words);
-            to_lua(lua, &in_script(reply))
-        });
-        let command = command.expect("Lua has room for a function");
-        let protected = lua.load(PRELUDE).call(command).expect("the prelude runs");
-        Self { lua, protected, functions: BTreeMap::new(), planted }
+    /// Returns the scripts of a server that has just started: none.
+    pub fn new(planted: Option<&'static Planted>) -> Self {
+        let name = |planted: Option<&Planted>| planted.map(|planted| planted.name);
+        let idle = {
+            let mut idle = lock(&IDLE);
+            let at = idle.iter().position(|engine| name(engine.planted) == name(planted));
+            at.map(|at| idle.swap_remove(at))
+        };
+        let engine = idle.unwrap_or_else(|| Arc::new(Engine::new(planted)));
+        *lock(&engine.data) = Data::default();
+        Self { known: BTreeSet::new(), engine }
+    }
+
+    /// Returns the data that the scripts read and change.
+    pub fn data(&self) -> Arc<Mutex<Data>> {
+        self.engine.data.clone()
     }
 
     pub fn knows(&self, digest: &str) -> bool {
-        self.functions.contains_key(digest)
+        self.known.contains(digest)
     }
 
     pub fn forget(&mut self) {
-        self.functions.clear();
+        self.known.clear();
     }
 
     /// Learns a script, and returns its digest.
     pub fn learn(&mut self, source: &[u8]) -> Result<String, Reply> {
-        let digest = sha1_smol::Sha1::from(source).digest().to_string();
+        let digest = self.engine.digest(source);
         if !self.knows(&digest) {
-            let text = match self.planted {
-                Some(planted) => planted.plant(&String::from_utf8_lossy(source)).into_bytes(),
-                None => source.to_vec(),
-            };
-            let function = self.lua.load(text).set_name("@user_script").into_function();
-            let function = function.map_err(|error| {
-                Reply::error(format!("ERR Error compiling script (new function): {error}"))
-            })?;
-            self.functions.insert(digest.clone(), function);
+            self.engine.compile(&digest, source)?;
+            self.known.insert(digest.clone());
         }
         Ok(digest)
     }
 
     /// Runs a script with its keys and its arguments.
     pub fn run(&self, digest: &str, keys: &[Vec<u8>], arguments: &[Vec<u8>]) -> Reply {
-        let Some(function) = self.functions.get(digest) else {
+        let compiled = lock(&self.engine.compiled).get(digest).cloned();
+        let Some(function) = compiled.filter(|_| self.knows(digest)) else {
             return Reply::error("NOSCRIPT No matching script. Please use EVAL.");
         };
-        match self.call(function, keys, arguments) {
+        match self.engine.call(&function, keys, arguments) {
             Ok((true, value)) => from_lua(&value),
             Ok((false, error)) => failure(&error, digest),
             Err(error) => Reply::error(format!("ERR {error}")),
         }
+    }
+}
+
+impl Drop for Scripts {
+    fn drop(&mut self) {
+        lock(&IDLE).push(self.engine.clone());
+    }
+}
+
+impl Engine {
+    fn new(planted: Option<&'static Planted>) -> Self {
+        let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
+        let lua = Lua::new_with(libraries, LuaOptions::default()).expect("Lua starts");
+        let data: Arc<Mutex<Data>> = Arc::default();
+        let of_commands = data.clone();
+        let command = lua.create_function(move |lua, words: MultiValue| {
+            let words: Option<Vec<_>> = words.into_iter().map(|word| argument(&word)).collect();
+            let Some(words) = words.filter(|words| !words.is_empty()) else {
+                let why = "ERR Lua redis lib command arguments must be strings or integers";
+                return to_lua(lua, &Reply::error(why));
+            };
+            let reply = commands::run(&mut lock(&of_commands), &words);
+            to_lua(lua, &in_script(reply))
+        });
+        let command = command.expect("Lua has room for a function");
+        let protected = lua.load(PRELUDE).call(command).expect("the prelude runs");
+        Self {
+            lua,
+            data,
+            protected,
+            compiled: Mutex::default(),
+            digests: Mutex::default(),
+            planted,
+        }
+    }
+
+    fn digest(&self, source: &[u8]) -> String {
+        let mut digests = lock(&self.digests);
+        if let Some((_, digest)) = digests.iter().find(|(other, _)| other == source) {
+            return digest.clone();
+        }
+        let digest = sha1_smol::Sha1::from(source).digest().to_string();
+        digests.push((source.to_vec(), digest.clone()));
+        digest
+    }
+
+    fn compile(&self, digest: &str, source: &[u8]) -> Result<(), Reply> {
+        let mut compiled = lock(&self.compiled);
+        if compiled.contains_key(digest) {
+            return Ok(());
+        }
+        let text = match self.planted {
+            Some(planted) => planted.plant(&String::from_utf8_lossy(source)).into_bytes(),
+            None => source.to_vec(),
+        };
+        let function = self.lua.load(text).set_name("@user_script").into_function();
+        let function = function.map_err(|error| {
+            Reply::error(format!("ERR Error compiling script (new function): {error}"))
+        })?;
+        compiled.insert(digest.to_owned(), function);
+        Ok(())
     }
 
     fn call(
