@@ -160,11 +160,6 @@ impl Subscriptions<'_> {
     async fn reconcile(&mut self) -> Result<(), RedisError> {
         let events = &self.pushes.events;
         let channels = &events.all.channels;
-        // The server ends the subscription to a channel whose slot moves, and refuses an
-        // `UNSUBSCRIBE` that comes later. That is one reply too many, so no `UNSUBSCRIBE` is sent.
-        if self.subscribed.iter().any(|channel| events.has_lost(channel)) {
-            return Err(io::Error::other("the slot of a channel has moved").into());
-        }
         let is_known =
             |channel: &str| self.subscribed.contains(channel) || self.refused.contains(channel);
         let missing =
@@ -189,6 +184,11 @@ impl Subscriptions<'_> {
         // If a slot has moved meanwhile, the connection to the new node confirms its channels.
         let is_here = |channel: &str| self.subscribed.contains(channel) && events.serves(channel);
         channels.set_confirmed(true, is_here);
+        // The server ends the subscription to a channel whose slot moves, and refuses an
+        // `UNSUBSCRIBE` that comes later. That is one reply too many, so no `UNSUBSCRIBE` is sent.
+        if self.subscribed.iter().any(|channel| events.has_lost(channel)) {
+            return Err(io::Error::other("the slot of a channel has moved").into());
+        }
         let is_closed = |channel: &Arc<str>| !channels.is_open(channel);
         let closed: Vec<_> = self.subscribed.extract_if(is_closed).collect();
         lock(&self.pushes.leaving).extend(closed.iter().cloned());
