@@ -18,6 +18,11 @@
 //!
 //! On Ctrl-C and SIGTERM it accepts no more connections, finishes the running requests, and
 //! releases its leases. `--once` starts an origin of its own and shows two requests.
+//!
+//! Build with `--profile bench` in place of `--release` before you measure. The release profile of
+//! this repository optimises little, so that examples are compiled quickly, and a hit takes an
+//! eighth more processor time. The access log costs 1 us to 2.5 us for each request, and `--quiet`
+//! turns it off.
 
 mod access;
 mod metrics;
