@@ -118,6 +118,9 @@ async fn local_hits() {
     let builder = Cache::<Bytes>::builder(MemoryBackend::new(), "bellwether").codec(Raw).ttl(LONG);
     let tier = LocalTier::default().max_age(LONG);
     let ours = builder.local(tier).build().unwrap();
+    let in_process = Cache::<Bytes>::in_process(10_000).ttl(LONG).build().unwrap();
+    let encoded = Cache::<String>::builder(MemoryBackend::new(), "encoded").ttl(LONG);
+    let encoded = encoded.build().unwrap();
     let moka = moka::future::Cache::new(10_000);
     let quick = Arc::new(quick_cache::sync::Cache::<String, Bytes>::new(10_000));
     let keys: Vec<_> = (0..2).map(|at| format!("product:{at:08}")).collect();
@@ -125,11 +128,13 @@ async fn local_hits() {
         let value = Bytes::from(vec![b'v'; 100]);
         ours.insert(key, &value).await.unwrap();
         assert!(ours.get(key).await.unwrap().is_some());
+        in_process.insert(key, &value).await.unwrap();
+        encoded.insert(key, &"v".repeat(1 << 10)).await.unwrap();
         moka.insert(key.clone(), value.clone()).await;
         quick.insert(key.clone(), value);
     }
     let key = keys[0].as_str();
-    let mut figures = [const { Vec::new() }; 4];
+    let mut figures = [const { Vec::new() }; 7];
     for _ in 0..turns(TURNS) {
         figures[0].push(timed!(TIMES, { assert!(ours.get_local(key).is_some()) }));
         figures[1].push(timed!(TIMES, { assert!(ours.get_or_load(key, never).await.is_ok()) }));
@@ -138,13 +143,23 @@ async fn local_hits() {
             assert!(quick.get(key).is_some());
         }));
         figures[3].push(timed!(TIMES, { assert!(moka.get(key).await.is_some()) }));
+        figures[4].push(timed!(TIMES, { assert!(in_process.get(key).await.unwrap().is_some()) }));
+        figures[5].push(timed!(TIMES, {
+            assert!(in_process.get_or_load(key, never).await.is_ok());
+        }));
+        figures[6].push(timed!(TIMES, {
+            assert!(encoded.get_or_load(key, never).await.is_ok());
+        }));
     }
-    let [local, load, quick_times, moka_times] = &figures;
+    let [local, load, quick_times, moka_times, get, load_in_process, decoded] = &figures;
     let rows = rows(Chart::Hit, "cargo bench --bench costs -- local", Statistic::Median);
     let of_moka = ("moka::future::Cache::get", moka_times.as_slice());
     rows.peer(("get_local", local), ("quick_cache::get and a clock", quick_times)).unwrap();
     rows.peer(("get_local", local), of_moka).unwrap();
     rows.peer(("get_or_load of a copy", load), of_moka).unwrap();
+    rows.peer(("get of Cache::in_process", get), of_moka).unwrap();
+    rows.peer(("get_or_load of Cache::in_process", load_in_process), of_moka).unwrap();
+    rows.peer(("get_or_load over MemoryBackend, 1 KiB of JSON", decoded), of_moka).unwrap();
     for (what, other) in [("one key", &keys[0]), ("two keys", &keys[1])] {
         let both = [&keys[0], other].map(Clone::clone);
         let mut figures = [const { Vec::new() }; 4];
@@ -808,7 +823,7 @@ fn name(key: &str, family: Family) -> Name {
     Name::new(&Namespace::standard(), family, &Key::from(key), 512).unwrap()
 }
 
-async fn never(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, BoxError> {
+async fn never<V>(_: bellwether::cache::Lead<V>) -> Result<V, BoxError> {
     panic!("the value is stored")
 }
 
