@@ -128,7 +128,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
         let rules = &mut self.options_mut().rules;
         rules.early = early;
-        rules.aged = early != EarlyRefresh::Off;
+        rules.asks_age = early != EarlyRefresh::Off;
         self
     }
 

@@ -157,7 +157,7 @@ impl CacheBackend {
 
     /// Returns whether a read asks for the age of its entry in the same command.
     pub(super) fn asks_age(&self, rules: &Rules) -> bool {
-        rules.aged || self.asks_age.load(Ordering::Relaxed)
+        rules.asks_age || self.asks_age.load(Ordering::Relaxed)
     }
 
     /// Makes later reads ask for the age at once, if an entry that was read may be stale. For such

@@ -27,7 +27,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
         let key = key.into();
         let name = self.core.name(&key)?;
-        match self.core.read(&key, &name, &Rules { aged: true, ..Rules::ALL }).await {
+        match self.core.read(&key, &name, &Rules { asks_age: true, ..Rules::ALL }).await {
             Decision::Unanswered(error) => Err(error.into()),
             decision => Ok(decision.value_or_fallback()),
         }

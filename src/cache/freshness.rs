@@ -47,7 +47,7 @@ pub(super) struct Rules {
     /// The load replaces any entry, even a fresh one.
     pub(super) replaces: bool,
     /// Reads ask for the age of the entry, even if no window depends on the age.
-    pub(super) aged: bool,
+    pub(super) asks_age: bool,
     /// The longest stale window that the caller accepts.
     pub(super) stale: Duration,
     /// The longest window for failures that the caller accepts.
@@ -63,7 +63,7 @@ impl Rules {
     pub(super) const ALL: Self = Self {
         early: EarlyRefresh::Off,
         replaces: false,
-        aged: false,
+        asks_age: false,
         stale: Duration::MAX,
         error: Duration::MAX,
         copy: Duration::MAX,

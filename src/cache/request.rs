@@ -12,7 +12,7 @@ use super::{
     freshness::Rules,
     loader::{self, Produced, Work},
     outcome::{Alone, FlightResult, Outcome, cut_off, for_caller, result, value_of},
-    run::{Begun, LoneLook, Looked, Run, RunStart},
+    run::{self, Begun, LoneLook, Looked, Run, RunStart},
     settings::Options,
 };
 use crate::{
@@ -260,7 +260,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let rules = &mut self.options_mut().rules;
         rules.replaces = true;
         // The age says for how long the old value may stand in for a failed load.
-        rules.aged = true;
+        rules.asks_age = true;
         let Self { core, key, options } = self;
         if core.loads.begun.is_closed() {
             return Err(Error::shut_down());
@@ -303,7 +303,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let mut looked = None;
             if let Some(key_use) = lone_key_use(&core, &key, &options) {
                 // The box keeps the future of a caller that waits small.
-                match Box::pin(lone_look(&core, &key, &options, key_use)).await? {
+                match Box::pin(run::look_alone(&core, &key, options.clone(), key_use)).await? {
                     LoneLook::Served(outcome) => return outcome,
                     LoneLook::Refreshes(outcome, refresh) => {
                         refresh.begin(work.take().map(loader::boxed));
@@ -428,17 +428,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub(super) fn options_mut(&mut self) -> &mut Options {
         Arc::make_mut(&mut self.options)
     }
-}
-
-/// Reads the entry for a caller whose key no other caller asks for.
-async fn lone_look<V: Clone + Send + Sync + 'static>(
-    core: &Arc<Core<V>>,
-    key: &Key,
-    options: &Arc<Options>,
-    key_use: KeyUse,
-) -> Result<LoneLook<V>, Error> {
-    let run = Run::alone(core, key, options.clone(), RunStart::Look)?;
-    Ok(run.look_alone(key_use).await)
 }
 
 /// A caller that has joined a flight.

@@ -47,10 +47,11 @@ pub(super) struct OwnWindows {
 }
 
 impl Options {
-    /// Returns how long a value that is inserted or touched is kept.
+    /// Returns the windows that a value which is inserted or touched gets in place of the negative
+    /// time to live, if the value means "not found". Any other value gets the same windows anyway.
     ///
-    /// The stale windows of a request also say which stale values the request accepts. So if the
-    /// request sets no time to live, its stale windows do not set how long the value is kept.
+    /// The stale windows of a request also say which stale values the request accepts. So they do
+    /// not replace the negative time to live, unless the request sets a time to live, too.
     pub(super) fn keeping(&self) -> Keeping {
         if self.own.fresh.is_none() {
             return Keeping::default();

@@ -12,9 +12,11 @@ use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep},
 };
-use tracing::debug;
+use tracing::{Span, debug};
 
-use super::{AskedKey, FlightEnd, Held, Load, Run, RunStart, Step, silence};
+use super::{
+    AskedKey, DueRefresh, FlightEnd, Held, Load, LoneLook, Looked, Run, RunStart, Step, silence,
+};
 use crate::{
     backend::{
         Announcement, BackOff, Change, Claim, Claimed, Entry, EntryKind, Failure, Mode, Occupied,
@@ -22,12 +24,12 @@ use crate::{
     cache::{
         Loaded, Source,
         core::CacheBackend,
-        outcome::{Alone, result},
+        outcome::{Alone, FlightResult, result},
         read::Decision,
         refreshes::EntryNote,
     },
     error::BackendError,
-    flight::Epoch,
+    flight::{self, Epoch, Leader},
     lease::{Acquisition, Waiting, Woken},
     random,
 };
@@ -46,7 +48,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
         let _turn = self.turn().await;
         let epoch = self.leader.begin_epoch();
-        match (self.asked.stored(&options.rules).await, self.start) {
+        let decision = self.asked.stored(&options.rules).await;
+        self.after_look(decision, epoch, held)
+    }
+
+    /// Returns the step that follows a look, whose read began in this epoch.
+    fn after_look(&self, decision: Decision<V>, epoch: Epoch, held: &mut Held<V>) -> Step<V> {
+        match (decision, self.start) {
             // The load needs a lease with a greater fence, whatever there is.
             (decision, RunStart::Supersede(seen)) => {
                 if let Decision::Served(_, Some(previous)) | Decision::Old(previous) = decision {
@@ -151,6 +159,32 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             core.meter.woken(waiting.pushed_at, result(&end.outcome, true));
         }
         step
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    /// Reads the entry for one caller, without a flight. A fresh value is served without a run.
+    pub(super) async fn read_alone(&self) -> LoneLook<V> {
+        let Ok(turn) = self.shard.lone_looks.try_acquire() else { return LoneLook::NoTurn };
+        let decision = self.stored(&self.options.rules).await;
+        drop(turn);
+        if let Decision::Served(loaded, None) = decision {
+            return LoneLook::Served(Ok(FlightResult::Loaded(loaded)));
+        }
+        let run = Run {
+            asked: self.clone(),
+            leader: Leader::alone(flight::current()),
+            start: RunStart::Look,
+            caller: Span::current(),
+        };
+        let mut held = Held::NOTHING;
+        match run.after_look(decision, Epoch::LEADER, &mut held) {
+            Step::Land(FlightEnd { outcome, refresh: None, .. }) => LoneLook::Served(outcome),
+            Step::Land(FlightEnd { outcome, refresh: Some(previous), .. }) => {
+                LoneLook::Refreshes(outcome, Box::new(DueRefresh { run, previous }))
+            }
+            step => LoneLook::Loads(Box::new(Looked { step, held })),
+        }
     }
 }
 

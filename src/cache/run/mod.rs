@@ -56,6 +56,19 @@ struct AskedKey<V> {
     options: Arc<Options>,
 }
 
+/// Looks for one caller whose key no other caller asks for, without a flight. A panic, also of a
+/// codec, becomes an error outcome.
+pub(super) async fn look_alone<V: Clone + Send + Sync + 'static>(
+    core: &Arc<Core<V>>,
+    key: &Key,
+    options: Arc<Options>,
+    _key_use: KeyUse,
+) -> Result<LoneLook<V>, Error> {
+    let asked = AskedKey::new(core, key, options)?;
+    let look = AssertUnwindSafe(asked.read_alone()).catch_unwind().await;
+    Ok(look.unwrap_or_else(|panic| LoneLook::Served(Err(loader::panicked(panic.as_ref())))))
+}
+
 /// One leader, on its way to an outcome.
 pub(super) struct Run<V> {
     asked: AskedKey<V>,
@@ -68,7 +81,7 @@ pub(super) struct Run<V> {
 /// How a run begins.
 #[derive(Clone, Copy)]
 pub(super) enum RunStart {
-    /// With a look, unless the caller that leads has [looked](Run::look_alone) already.
+    /// With a look, unless the caller that leads has [looked](look_alone) already.
     Look,
     /// With a look for the entry to replace. The run has taken this fence first, so an entry with
     /// an older fence is not good enough.
@@ -194,9 +207,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         leader: Leader<Outcome<V>>,
         start: RunStart,
     ) -> Result<Self, Error> {
-        let name = core.name(key)?;
-        let shard = core.backend.shard_of(&name);
-        let asked = AskedKey { core: core.clone(), key: key.clone(), name, shard, options };
+        let asked = AskedKey::new(core, key, options)?;
         Ok(Self { asked, leader, start, caller: Span::current() })
     }
 
@@ -208,23 +219,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         start: RunStart,
     ) -> Result<Self, Error> {
         Self::new(core, key, options, Leader::alone(flight::current()), start)
-    }
-
-    /// Looks for one caller, without a flight.
-    pub(super) async fn look_alone(self, _key_use: KeyUse) -> LoneLook<V> {
-        let Ok(turn) = self.asked.shard.lone_looks.try_acquire() else { return LoneLook::NoTurn };
-        let looked = match AssertUnwindSafe(self.looked()).catch_unwind().await {
-            Ok(looked) => looked,
-            Err(panic) => return LoneLook::Served(Err(loader::panicked(panic.as_ref()))),
-        };
-        drop(turn);
-        match looked.step {
-            Step::Land(FlightEnd { outcome, refresh: None, .. }) => LoneLook::Served(outcome),
-            Step::Land(FlightEnd { outcome, refresh: Some(previous), .. }) => {
-                LoneLook::Refreshes(outcome, Box::new(DueRefresh { run: self, previous }))
-            }
-            step => LoneLook::Loads(Box::new(Looked { step, held: looked.held })),
-        }
     }
 
     /// Runs to the end, and lands the flight.
@@ -541,6 +535,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> AskedKey<V> {
+    fn new(core: &Arc<Core<V>>, key: &Key, options: Arc<Options>) -> Result<Self, Error> {
+        let name = core.name(key)?;
+        let shard = core.backend.shard_of(&name);
+        Ok(Self { core: core.clone(), key: key.clone(), name, shard, options })
+    }
+
     /// Returns the value that this process remembers in an outage, also a value that is kept for
     /// failures only.
     fn remembered(&self, rules: &Rules) -> Option<Loaded<V>> {
