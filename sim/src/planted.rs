@@ -248,8 +248,8 @@ pub static ALL: &[Planted] = &[
         replaced: &[],
     },
     Planted {
-        name: "late-answer",
-        what: "an answer that comes late replaces a newer value that is remembered",
+        name: "older-copy",
+        what: "an answer that is too late to keep leaves an older copy in the process",
         replaced: &[],
     },
     Planted {

@@ -266,6 +266,10 @@ impl<V: Clone + Send + Sync + 'static> LocalStore<V> {
         let row = LocalRow::new(fill, copied, value.clone());
         let row = LocalRow { until, remembered, ..row };
         if !self.keep(fill, fence, key, row) {
+            #[cfg(bellwether_sim)]
+            if crate::sim::is_planted("older-copy") {
+                return;
+            }
             // A caller was served this entry, so no older copy may be served after it.
             self.rows.remove_if(key, |row| row.entry.fence < fence);
         }

@@ -123,6 +123,14 @@ pub enum Rule {
     Answered,
 }
 
+impl Rule {
+    /// Returns whether the rule compares fences.
+    #[cfg(bellwether_sim)]
+    pub fn is_of_fences(self) -> bool {
+        matches!(self, Self::Fences | Self::StoreGoesOn | Self::NotBeforeWrite)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: Rule,

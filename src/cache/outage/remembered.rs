@@ -66,8 +66,6 @@ impl Remembered {
         }
         match self {
             Self::Loaded(outage) => outage.refuses && answer_fence <= copy_fence,
-            #[cfg(bellwether_sim)]
-            Self::No | Self::Seen if crate::sim::is_planted("late-answer") => false,
             Self::No | Self::Seen => answer_fence < copy_fence,
         }
     }
