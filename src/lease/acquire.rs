@@ -15,7 +15,10 @@
 use std::{future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::join_all};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, sleep_until},
+};
 use tracing::Instrument;
 
 use super::{
@@ -509,7 +512,7 @@ impl Contender<'_> {
         let is_late = has_id && error.kind() == BackendErrorKind::Unknown;
         if is_late || error.kind() == BackendErrorKind::Unreplicated {
             self.kept_entry = None;
-            self.acquisition.restart();
+            self.acquisition.restart(Handle::current());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{mem::replace, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
 use super::{Janitor, Release, trusted};
@@ -135,13 +135,13 @@ impl Acquisition {
         self.send(limit, |backend, claim| backend.acquire(claim)).await
     }
 
-    /// Returns a new acquisition of the same claim, under another owner.
-    pub(super) fn under_new_owner(&self) -> Self {
-        let Release { janitor, claim, runtime, .. } = &self.release;
+    /// Returns a new acquisition of the same claim, under another owner. The runtime is that of the
+    /// caller who gets the lease.
+    pub(super) fn under_new_owner(&self, runtime: Handle) -> Self {
+        let Release { janitor, claim, .. } = &self.release;
         let owner = janitor.backend.new_owner();
         let mut next = Self::new(janitor, Claim { owner, ..claim.clone() });
-        // This may run in the runtime of another caller, which passes its lease on.
-        next.release.runtime = runtime.clone();
+        next.release.runtime = runtime;
         next
     }
 
@@ -160,11 +160,11 @@ impl Acquisition {
 
     /// Goes on with a fresh owner. A late release under the old owner must not end what the next
     /// request is granted.
-    pub(super) fn restart(&mut self) {
+    pub(super) fn restart(&mut self, runtime: Handle) {
         // The server may grant the failed request later.
         self.release.outcome_unknown = true;
         self.settle().undo();
-        *self = self.under_new_owner();
+        *self = self.under_new_owner(runtime);
     }
 
     /// Returns whether the last request was granted, and every request had an answer.

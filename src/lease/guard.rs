@@ -217,7 +217,9 @@ async fn pass(release: Release, next: QueuedCaller, slot: Slot) -> Result<bool, 
     let was_held = match answer {
         Ok(granted) => Ok(granted.is_some()),
         Err(error) => {
-            acquisition.restart();
+            // The next caller may be in another runtime than this caller.
+            let runtime = acquisition.release.runtime.clone();
+            acquisition.restart(runtime);
             // If too few replicas confirmed the pass, the lease has passed all the same.
             let has_passed = error.kind() == BackendErrorKind::Unreplicated;
             if has_passed { Ok(true) } else { Err(error) }

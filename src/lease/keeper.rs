@@ -65,6 +65,8 @@ struct KeptQueue {
     earlier: Arc<Notify>,
     /// How long the last request that was answered keeps the entries.
     kept_until: Instant,
+    /// The last request had no answer.
+    has_failed: bool,
 }
 
 struct KeptWaiter {
@@ -144,6 +146,7 @@ impl Default for KeptQueue {
             next_keep: Instant::now() + INTERVAL,
             earlier: Arc::default(),
             kept_until: Instant::now() + QUEUE_ENTRY_LIFE,
+            has_failed: false,
         }
     }
 }
@@ -179,7 +182,8 @@ impl KeptQueue {
         match answer {
             Ok(kept) => {
                 // A request whose answer was lost may have noticed that the entries had lapsed.
-                let has_lapsed = kept.has_lapsed || now > self.kept_until;
+                let has_lapsed = kept.has_lapsed || self.has_failed && now > self.kept_until;
+                self.has_failed = false;
                 self.kept_until = kept_until;
                 if has_lapsed {
                     self.wake_all();
@@ -197,7 +201,8 @@ impl KeptQueue {
                 if error.kind() == BackendErrorKind::Foreign {
                     self.wake_all();
                 }
-                self.next_keep = self.next_keep.min(now + REPEAT);
+                self.has_failed = true;
+                self.next_keep = now + REPEAT;
             }
         }
     }
@@ -344,5 +349,37 @@ mod tests {
         queue.answered(&[], now + ENTRY_LIFE * INTERVAL, Ok(answer));
         assert!(queue.next_keep <= now + 2 * JITTER);
         Ok(())
+    }
+
+    /// Each answer takes longer than the entries have left when its request is sent. No request
+    /// fails, so no answer that said more was lost.
+    #[tokio::test(start_paused = true)]
+    async fn slow_answers_wake_no_waiter() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let mut queue = KeptQueue::default();
+        let claim = Claim::new(name, Mode::Fair, INTERVAL, INTERVAL);
+        let inbox = Changes::none().inbox().clone();
+        queue.enter(1, KeptWaiter { claim, inbox }, INTERVAL);
+        let slow = ENTRY_LIFE * INTERVAL * 2 / 3;
+        for _ in 0..4 {
+            let kept_until = Instant::now() + ENTRY_LIFE * INTERVAL;
+            tokio::time::advance(slow).await;
+            let kept = Kept { stands: vec![true], ..Kept::default() };
+            queue.answered(&[1], kept_until, Ok(kept));
+            assert_eq!(queue.waiters.len(), 1);
+        }
+        Ok(())
+    }
+
+    /// A request that failed late was repeated at once.
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_follows_each_request_that_failed() {
+        let mut queue = KeptQueue::default();
+        let now = Instant::now();
+        queue.request_begins(now + INTERVAL);
+        tokio::time::advance(2 * INTERVAL).await;
+        let error = BackendError::new(BackendErrorKind::Unknown, "no answer");
+        queue.answered(&[], now, Err(error));
+        assert_eq!(queue.next_keep, Instant::now() + REPEAT);
     }
 }

@@ -7,11 +7,12 @@
 //! other processes get it. A dropped slot goes to the next caller, which then contends.
 //!
 //! The future of the caller with the slot may not be polled. The callers behind it contend without
-//! a slot in two cases:
+//! a slot in three cases:
 //!
 //! - The caller with the slot has not read an answer or a push for [`UNREAD`]. The time of an
 //!   answer counts from the start of its request, because only the caller itself sees the answer.
 //! - The caller with the slot waits for further leases, and its lease has ended.
+//! - A task that waits for a permit has the slot for longer than such a wait takes.
 //!
 //! No caller takes the slot away, because the backend decides which claim is granted.
 
@@ -64,8 +65,9 @@ struct LocalQueue {
 enum SlotUse {
     /// The caller has its guard.
     Guard,
-    /// A task has the slot, and waits for a permit to send the request of the caller.
-    PermitWait,
+    /// A task has the slot, and waits for a permit to send the request of the caller, until this
+    /// time.
+    PermitWait(Instant),
     /// The caller has had the slot, or a request under way, since this time.
     Request(Instant),
     /// The caller sleeps until this time, or until a push comes into the inbox.
@@ -193,7 +195,9 @@ impl SlotUse {
     /// Returns when the caller with the slot will have left something unread for this limit.
     fn overdue_at(&self, limit: Duration) -> Option<Instant> {
         match self {
-            Self::Guard | Self::PermitWait => None,
+            Self::Guard => None,
+            // The runtime of the task may stand still.
+            Self::PermitWait(end) => Some(*end + limit),
             Self::Request(since) => Some(*since + limit),
             Self::Sleep(until, inbox) => {
                 let pushed = inbox.unread_since();
@@ -232,9 +236,9 @@ impl Slot {
         u32::try_from(waiters).unwrap_or(PASSES)
     }
 
-    /// Notes that a task waits for a permit to send the request of the caller.
-    pub(super) fn note_permit_wait(&self) {
-        self.queues.set_use(&self.name, SlotUse::PermitWait);
+    /// Notes that a task waits for a permit to send the request of the caller, until this time.
+    pub(super) fn note_permit_wait(&self, end: Instant) {
+        self.queues.set_use(&self.name, SlotUse::PermitWait(end));
     }
 
     /// Notes that the caller sends a request.

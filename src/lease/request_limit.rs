@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument, Span};
 
@@ -15,6 +19,7 @@ use crate::{
     backend::Claimed,
     error::{BackendError, BackendErrorKind},
     shards::Shards,
+    time::after,
 };
 
 /// The acquisitions that may be under way at one shard: enough to keep a connection busy, and few
@@ -44,7 +49,8 @@ impl RequestLimit {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the acquisition is undone.
+    /// If the future is dropped, the acquisition is undone, and its slot goes to the next caller.
+    /// If a task has them, both happen once the runtime of the task runs.
     pub(super) async fn acquire(
         &self,
         shard: usize,
@@ -59,7 +65,7 @@ impl RequestLimit {
             return acquisition.acquire(limit).await;
         }
         // The task owns the acquisition. So if the caller leaves, the undo comes after the request.
-        let next = Box::new(acquisition.under_new_owner());
+        let next = Box::new(acquisition.under_new_owner(Handle::current()));
         let moved = Moved { acquisition: mem::replace(acquisition, next), slot: slot.take() };
         let request = moved.acquire(permits, limit, left).instrument(Span::current());
         match AbortOnDropHandle::new(tokio::spawn(request)).await {
@@ -95,10 +101,11 @@ impl Moved {
         left: Duration,
     ) -> (Self, Result<Claimed, BackendError>) {
         let of_tasks = &permits.get_or_init(RequestPermits::new).of_tasks;
+        let end = after(Instant::now(), LONGEST_WAIT.min(left));
         if let Some(slot) = &self.slot {
-            slot.note_permit_wait();
+            slot.note_permit_wait(end);
         }
-        let _permit = timeout(LONGEST_WAIT.min(left), of_tasks.acquire()).await;
+        let _permit = timeout_at(end, of_tasks.acquire()).await;
         if let Some(slot) = &self.slot {
             slot.note_request();
         }

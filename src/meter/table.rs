@@ -57,7 +57,7 @@ const METRICS: &[Metric] = &[
         "time from the push that ended a wait to the value or the lock, in the waiting process \
          and with its reread, by result: received, error; acquired for locks",
     ),
-    counter("bellwether_stored_total", "loads that were stored"),
+    counter("bellwether_stored_total", "loads that were stored, or stored as uncacheable"),
     counter("bellwether_unchanged_total", "loads that found the value unchanged"),
     counter(
         "bellwether_refused_total",

@@ -9,10 +9,13 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-use bellwether::lock::MutexGuard;
+use bellwether::{lease::Retry, lock::MutexGuard};
 use futures_util::{StreamExt, poll, stream::FuturesUnordered};
 use testkit::{LIMIT, comes_true};
-use tokio::runtime::Runtime;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::yield_now,
+};
 
 use crate::prelude::*;
 
@@ -161,6 +164,38 @@ async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
         cache.get_or_load("a", |_| async move { Ok::<_, BoxError>(get(&inner, "b").await) });
     assert_eq!(outer.await.unwrap(), 7);
     assert!(begun.elapsed() < 1000 * MS, "{:?}", begun.elapsed());
+}
+
+/// At a full shard, a task waits for a permit to send the claim of its caller, and has the place of
+/// the caller in the local queue. The runtime of the task stands still.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_waits_for_a_permit_in_a_stopped_runtime_blocks_no_other_caller() {
+    const FULL: usize = 512;
+    let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(900 * MS)));
+    let locks = Locks::new(faulty, "bellwether");
+    let lock = |name: String| locks.mutex(name).retry(Retry::on_demand().try_limit(SECOND));
+    for name in 0..FULL {
+        let mutex = lock(name.to_string());
+        spawn(async move { mutex.lock().await });
+    }
+    sleep(MS).await;
+    let mutex = lock("k".to_owned());
+    let waits = std::thread::spawn(move || {
+        let stopped = Builder::new_current_thread().enable_time().start_paused(true).build();
+        let stopped = stopped.unwrap();
+        let mut waiting = Box::pin(async move { mutex.lock().await });
+        stopped.block_on(async {
+            assert!(poll!(&mut waiting).is_pending());
+            // The task begins to wait.
+            yield_now().await;
+        });
+        (stopped, waiting)
+    });
+    let (stopped, never_polled) = waits.join().unwrap();
+    let behind = lock("k".to_owned()).wait_limit(10 * SECOND).lock().await.unwrap();
+    behind.unlock().await.unwrap();
+    drop(never_polled);
+    stopped.shutdown_background();
 }
 
 /// One task renewed all leases, in the runtime of the first lock. When that runtime was gone, the

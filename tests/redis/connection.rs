@@ -408,12 +408,14 @@ async fn a_server_that_refuses_each_write_is_connected_to_ever_more_rarely() {
     let begun = Instant::now();
     while begun.elapsed() < SLACK {
         let write = backend.edit(&name("k"), &Edit::Invalidate, FENCE_LIFE).await;
-        assert!(write.is_err());
+        // Each write waits for the next connection, and gets the answer of the server.
+        let error = write.unwrap_err().to_string();
+        assert!(!error.contains("no connection"), "{error}");
         sleep(MS).await;
     }
     let made = connections().await - before;
     assert!(made >= 2, "the connection was not replaced");
-    assert!(made <= 16, "{made} connections in 2 s");
+    assert!(made <= 40, "{made} connections in 2 s");
 }
 
 /// Returns how long all connections have stood.

@@ -78,7 +78,8 @@ fn words(name: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Words that name a tenant, a person, a right or a proof. A header's name has such a word as a
-/// whole word, in the plural, or with one of the [ends](ENDS).
+/// whole word, in the plural, or with one of the [ends](ENDS). Some words [need an
+/// end](NEEDS_END).
 #[rustfmt::skip]
 const WORDS: [&str; 80] = [
     // Tenants.

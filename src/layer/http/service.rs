@@ -265,6 +265,11 @@ impl Asked {
         };
         let ended = match ended {
             Ok(ended) => ended,
+            // The task that led has ended with its runtime. The service has not got this call.
+            Err(error) if error.kind() == ErrorKind::Cancelled => {
+                let next = Next::Alone(Forward::Uncacheable(None));
+                return Settled::Unanswered(call, next);
+            }
             Err(error) if concerns_all(&error) => {
                 return Settled::Answered(Ok(self.http.failed(&self.question, &error)));
             }

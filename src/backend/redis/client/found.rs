@@ -277,12 +277,16 @@ impl KnownNodes {
         let before = slots.known();
         if before.as_ref() != Some(&now) {
             slots.set(Finding::Known(now.clone()));
-            if let Some(before) = before {
-                new_connections.send_replace(());
-                channels.note_lost(|channel| {
-                    let slot = slot_of(channel.as_bytes());
-                    before.owner(slot) != now.owner(slot)
-                });
+            match before {
+                Some(before) => {
+                    new_connections.send_replace(());
+                    channels.note_lost(|channel| {
+                        let slot = slot_of(channel.as_bytes());
+                        before.owner(slot) != now.owner(slot)
+                    });
+                }
+                // The map may have been away for a time, and a channel may have another node since.
+                None => channels.note_lost(|_| true),
             }
             channels.recheck();
         }

@@ -38,6 +38,10 @@ use crate::{
 /// The least pause after an attempt that failed. An attempt that hung was a pause itself.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
+/// The longest pause after a connection that broke soon. Commands wait for the next connection
+/// meanwhile, so the pause is shorter than their wait.
+const LONGEST_AFTER_BREAK: Duration = Duration::from_millis(100);
+
 /// A connection for commands that a task keeps. Clones share the connection.
 #[derive(Clone)]
 pub(super) struct Link {
@@ -187,6 +191,7 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
     let mut away_since = None;
     loop {
         let mut pause_from = Instant::now();
+        let longest;
         match kept.connect().await {
             Ok((connection, pushes)) => {
                 let connected_at = Instant::now();
@@ -202,16 +207,18 @@ async fn keep_connected(kept: Arc<KeptConnection>) {
                 if connected_at.elapsed() >= kept.config.command_timeout {
                     pauses = Pauses::default();
                 }
+                longest = LONGEST_AFTER_BREAK;
                 pause_from = Instant::now();
                 away_since = Some(pause_from);
             }
             Err(error) => {
                 let away_since = *away_since.get_or_insert_with(Instant::now);
                 kept.note_failed(error, away_since);
+                longest = Duration::MAX;
             }
         }
         kept.events.all.trouble.notify_one();
-        let pause = pauses.next();
+        let pause = pauses.next().min(longest);
         let from_begin = after(pause_from, pause);
         let from_now = after(Instant::now(), pause.min(AFTER_FAILURE));
         sleep_until(from_begin.max(from_now)).await;

@@ -119,13 +119,13 @@ impl Progress {
         loop {
             let last = *lock(&self.last_move);
             let from = if last.written_since_read { last.at } else { Instant::now() };
-            tokio::select! {
+            let is_asked = tokio::select! {
                 biased;
                 () = driver.as_mut() => return,
-                () = self.asked.notified() => {}
+                () = self.asked.notified() => true,
                 // The callers may have left, so that none asks.
-                () = sleep_until(after(from, limit)) => {}
-            }
+                () = sleep_until(after(from, limit)) => false,
+            };
             let before = *lock(&self.last_move);
             for _turn in 0..2 {
                 tokio::select! {
@@ -136,8 +136,9 @@ impl Progress {
             }
             let has_moved = lock(&self.last_move).at != before.at;
             // The client library does not send the command of a caller that left before the write.
+            // A caller that is not polled has asked once, and does not ask again.
             let has_askers = Arc::strong_count(&self.askers) > 1;
-            let is_due = before.written_since_read || has_askers;
+            let is_due = before.written_since_read || is_asked && has_askers;
             if is_due && !has_moved && after(before.at, limit) <= Instant::now() {
                 self.is_silent.store(true, Ordering::Relaxed);
                 return;
@@ -374,6 +375,17 @@ mod tests {
         let progress = Progress::new();
         let sending = pin!(pending::<Result<(), _>>());
         assert!(timeout(LIMIT * 3 / 2, progress.reply(sending, LIMIT)).await.is_err());
+        assert!(timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await.is_err());
+    }
+
+    /// The caller has asked, and has its reply. It is not polled again, so it has not left.
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_that_does_not_read_its_reply_ends_no_idle_connection() {
+        let progress = Progress::new();
+        let sending = pin!(pending::<Result<(), _>>());
+        let mut reply = pin!(progress.reply(sending, LIMIT));
+        assert!(timeout(LIMIT * 3 / 2, reply.as_mut()).await.is_err());
+        progress.has_read();
         assert!(timeout(LIMIT * 2, progress.drive(pending(), LIMIT)).await.is_err());
     }
 

@@ -1,6 +1,7 @@
 //! Tasks that start when they are first needed, and what such a task finds for its callers.
 
 use std::{
+    mem::replace,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -89,10 +90,13 @@ impl<T: Clone> LatestFinding<T> {
 
     /// Sets the finding, and wakes no caller before [`wake`](Self::wake).
     pub(super) fn set_silently(&self, finding: Finding<T>) {
+        let mut before = None;
         self.0.send_if_modified(|now| {
-            *now = finding;
+            before = Some(replace(now, finding));
             false
         });
+        // Not under the lock of the finding.
+        drop(before);
     }
 
     /// Wakes the callers that wait, so that one of them starts the next task.
