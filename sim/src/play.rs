@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     future::Future,
     hash::{DefaultHasher, Hash, Hasher},
+    mem::swap,
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll, ready},
@@ -312,8 +313,11 @@ async fn inject(
             Fault::Kill(process) => {
                 damage.kill(process);
                 world.kill(process);
-                let mut callers = callers.lock().expect("nobody panicked under it");
-                callers[process as usize - 1] = JoinSet::new();
+                let mut killed = JoinSet::new();
+                let at = process as usize - 1;
+                swap(&mut killed, &mut callers.lock().expect("nobody panicked under it")[at]);
+                // Until the callers are dropped, because a caller that naps tells so by its drop.
+                killed.shutdown().await;
             }
             Fault::Restart => {
                 damage.lose_all(plan, Duration::ZERO);
