@@ -231,6 +231,13 @@ fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     });
 }
 
+/// Waits until two more renewals are sent.
+async fn renewals_go_on(faulty: &Faulty) {
+    let before = faulty.count(Op::Renew);
+    let are_sent = async || faulty.count(Op::Renew) >= before + 2;
+    assert!(comes_true(LIMIT, are_sent).await, "the lease is not renewed any more");
+}
+
 /// The same happened to a lease that was passed on in the runtime that went away.
 #[test]
 fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
@@ -243,10 +250,8 @@ fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
     first.block_on(held.unlock()).unwrap();
     let guard = second.block_on(next).unwrap();
     drop(first);
-    let before = faulty.count(Op::Renew);
     second.block_on(async {
-        let is_renewed = async || faulty.count(Op::Renew) >= before + 2;
-        assert!(comes_true(LIMIT, is_renewed).await, "the lease is not renewed any more");
+        renewals_go_on(&faulty).await;
         assert!(!guard.is_lost());
         guard.unlock().await.unwrap();
     });
@@ -268,10 +273,8 @@ fn a_lease_behind_a_pass_without_an_answer_belongs_to_the_runtime_of_its_owner()
     assert_eq!(kind(first.block_on(held.unlock())), ErrorKind::Backend);
     let guard = second.block_on(next).unwrap();
     drop(first);
-    let before = faulty.count(Op::Renew);
     second.block_on(async {
-        let is_renewed = async || faulty.count(Op::Renew) >= before + 2;
-        assert!(comes_true(LIMIT, is_renewed).await, "the lease is not renewed any more");
+        renewals_go_on(&faulty).await;
         assert!(!guard.is_lost());
         let left = guard.remaining();
         drop(guard);
