@@ -41,7 +41,8 @@ impl Leases for RedisBackend {
 
     async fn acquire(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let entry_life = if claim.waits { millis(QUEUE_ENTRY_LIFE) } else { 0 };
-        let call = lock_call(&SCRIPTS.acquire, claim, &[]).arg(entry_life);
+        let call = lock_call(&SCRIPTS.acquire, claim, None).arg(entry_life);
+        let call = with_need(call, claim);
         match self.claimed(claim, &call).await? {
             answer @ (Claimed::Granted(_) | Claimed::Occupied(_)) => Ok(answer),
             _ => self.checked(Err(replies::unreadable("an entry in reply to an acquire"))),
@@ -75,7 +76,7 @@ impl Leases for RedisBackend {
 
     async fn keep(&self, claims: &[Claim], life: Duration) -> Result<Kept, BackendError> {
         let Some(first) = claims.first() else { return Ok(Kept::default()) };
-        let mut call = semaphore_call(&SCRIPTS.keep, first, &[self.channel()])
+        let mut call = semaphore_call(&SCRIPTS.keep, first, Some(self.channel()))
             .arg(millis(first.fence_life))
             .arg(millis(life));
         for claim in claims {
@@ -101,8 +102,8 @@ impl Leases for RedisBackend {
         if claim.name.family == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
             return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
-        let call = lock_call(&SCRIPTS.release, claim, &[self.channel()]);
-        let call = call.arg(u8::from(claim.wakes_all()));
+        let call = lock_call(&SCRIPTS.release, claim, Some(self.channel()));
+        let call = with_need(call.arg(u8::from(claim.wakes_all())), claim);
         // If this process waits for the name, other processes are likely to wait too, and get their
         // push before this answer. So the script answers after the pushes. A fair mutex is left
         // out, because each of its releases would become two commands.
@@ -112,9 +113,10 @@ impl Leases for RedisBackend {
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let call = lock_call(&SCRIPTS.convert, to, &[self.channel()])
+        let call = lock_call(&SCRIPTS.convert, to, Some(self.channel()))
             .owner(from.owner)
             .arg(from.mode.need().units());
+        let call = with_need(call, to);
         match self.grant(&call, replies::passed).await? {
             (Some(_), Err(error)) => self.give_back(to, error).await,
             (passed, _) => Ok(passed),
@@ -355,17 +357,25 @@ impl RedisBackend {
     }
 }
 
-/// Returns a call about a claim. Its keys are the keys of the claim's semaphore, and the further
-/// keys behind them.
-fn lock_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
-    let call = semaphore_call(script, claim, further).owner(claim.owner);
+/// Returns a call about a claim, which [`with_need`] completes.
+fn lock_call<'a>(script: &'a Script, claim: &Claim, channel: Option<&str>) -> Call<'a> {
+    semaphore_call(script, claim, channel)
+        .owner(claim.owner)
+        .arg(millis(claim.lease))
+        .arg(millis(claim.fence_life))
+}
+
+/// Adds the last arguments of a call about a claim: the need, the limit and the label. A script
+/// knows the usual values, so each of these arguments is left out if the others behind it are, too.
+fn with_need<'a>(call: Call<'a>, claim: &Claim) -> Call<'a> {
+    let label = claim.label.as_deref().unwrap_or_default();
     let call = match claim.mode.need() {
         Need::Units { count, limit } => call.arg(count).arg(limit),
-        Need::Sole => call.arg(sole_need(claim)).arg(0),
+        Need::Sole if !label.is_empty() => call.arg(sole_need(claim)).arg(0),
+        Need::Sole if claim.mode == Mode::Exclusive => return call,
+        Need::Sole => call.arg(sole_need(claim)),
     };
-    call.arg(millis(claim.lease))
-        .arg(claim.label.as_deref().unwrap_or_default())
-        .arg(millis(claim.fence_life))
+    if label.is_empty() { call } else { call.arg(label) }
 }
 
 /// Returns the letter for how a claim for a sole hold waits, as `scripts/lib/read_entry.lua`
@@ -374,10 +384,13 @@ fn sole_need(claim: &Claim) -> &'static str {
     if claim.mode == Mode::Exclusive { "x" } else { "f" }
 }
 
-fn semaphore_call<'a>(script: &'a Script, claim: &Claim, further: &[&str]) -> Call<'a> {
+/// Returns a call with the keys of a claim's semaphore, and the channel of the name behind them, if
+/// the script publishes.
+fn semaphore_call<'a>(script: &'a Script, claim: &Claim, channel: Option<&str>) -> Call<'a> {
     let [sole, shared, queue, deadlines] = keys::semaphore(claim.mode.into());
-    let own = [sole, shared, keys::FENCE, queue, deadlines];
-    Call::new(script, &claim.name, &[&own, further].concat())
+    let keys = [sole, shared, keys::FENCE, queue, deadlines, channel.unwrap_or_default()];
+    let count = if channel.is_some() { keys.len() } else { keys.len() - 1 };
+    Call::new(script, &claim.name, &keys[..count])
 }
 
 /// Returns a claim as `scripts/lib/read_entry.lua` reads it.

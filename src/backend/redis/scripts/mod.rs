@@ -44,8 +44,9 @@ pub(super) struct Call<'a> {
     /// The `EVALSHA` command.
     pub(super) by_digest: Cmd,
     /// Another command, and the script behind it. Both are kept in one pipeline, because a copy of
-    /// a large command costs as much as its transfer.
-    pub(super) with_first: Option<Pipeline>,
+    /// a large command costs as much as its transfer. In a box, because few calls have one, and a
+    /// call is moved for each argument.
+    pub(super) with_first: Option<Box<Pipeline>>,
 }
 
 pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
@@ -95,7 +96,7 @@ impl<'a> Call<'a> {
     pub(super) fn behind(self, first: Cmd) -> Self {
         let mut both = Pipeline::with_capacity(2);
         both.add_command(first).add_command(self.by_digest.clone());
-        Self { with_first: Some(both), ..self }
+        Self { with_first: Some(Box::new(both)), ..self }
     }
 
     pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {

@@ -4,10 +4,12 @@
 -- | {'again'}                   | if the script is to be called again
 -- | {'held', fence, ms, holders} | otherwise. The fence of the sole holder or 0, and the time until
 -- |                             | the first hold ends, or the first claim counts as dead
--- owner, need, limit, lease_ms, label: of the claim, see `lib/read_entry.lua`
+-- owner, lease_ms, need, limit, label: of the claim, see `lib/read_entry.lua`. The last three may
+-- be left out.
 -- entry_ms: how long the queue entry is kept; '0' if the claim does not enter the queue
 local lease, shared, fence, queue, deadlines = unpack(KEYS)
-local owner, need, limit, lease_ms, label, fence_ms, entry_ms = unpack(ARGV)
+local owner, lease_ms, fence_ms, entry_ms, need, limit, label = unpack(ARGV)
+need, limit, label = need or 'x', limit or '0', label or ''
 local units = tonumber(need)
 
 -- The usual case: there is no holder and no queue, and the last fence is of an earlier time.

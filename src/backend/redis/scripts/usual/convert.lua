@@ -2,10 +2,12 @@
 -- into shared units, or the only shared units into a sole hold.
 -- Returns the fence if granted, which is 0 for shared units; nil if not; {'again'} if granted, and
 -- the script is to be called again.
--- owner, need, limit, lease_ms, label: of the new owner's claim, see `lib/read_entry.lua`
+-- owner, lease_ms, need, limit, label: of the new owner's claim, see `lib/read_entry.lua`. The last
+-- three may be left out.
 -- from_units: the units that are converted; '0' for a sole hold
 local lease, shared, fence, queue = unpack(KEYS)
-local owner, need, limit, lease_ms, label, fence_ms, from, from_units = unpack(ARGV)
+local owner, lease_ms, fence_ms, from, from_units, need, limit, label = unpack(ARGV)
+need, limit, label = need or 'x', limit or '0', label or ''
 local units = tonumber(need)
 local entry = table.concat({ owner, need, limit, lease_ms, label }, ':')
 

@@ -1,10 +1,12 @@
 -- Ends what an owner holds, and its queue entry, and grants what is free then.
 -- Returns 1 if it was held or 0 if not, plus REFUSED, plus AGAIN if the script is to be called
 -- again.
--- owner, need, limit, lease_ms, label: of the claim, see `lib/read_entry.lua`
+-- owner, lease_ms, need, limit, label: of the claim, see `lib/read_entry.lua`. The last three may
+-- be left out.
 -- wakes_all: '1' if there are waiters without a queue, which are woken when it is empty
 local lease, shared, _, queue, deadlines, channel = unpack(KEYS)
-local owner, need, limit, lease_ms, label, fence_ms, wakes_all = unpack(ARGV)
+local owner, lease_ms, fence_ms, wakes_all, need, limit, label = unpack(ARGV)
+need, limit, label = need or 'x', limit or '0', label or ''
 local units = tonumber(need)
 
 -- The usual case: the owner has what it releases, and no claim waits.
