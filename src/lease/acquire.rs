@@ -12,7 +12,13 @@
 //! A caller of several leases renews the leases that it has while it waits for the next lease. It
 //! does so while it is polled.
 
-use std::{future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    panic::AssertUnwindSafe,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{FutureExt, future::join_all};
 use tokio::{
@@ -43,10 +49,8 @@ const GIVE_WAY: Duration = Duration::from_millis(1);
 /// The least pause after a renewal by a caller that waits for further leases.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Which leases are acquired, and how each lease is acquired and kept.
+/// How leases are acquired and kept.
 pub(crate) struct AcquireTerms {
-    /// The claims, each of a different name, in the order of the acquisition.
-    pub(crate) claims: Vec<Claim>,
     pub(crate) upkeep: Upkeep,
     pub(crate) retry: Arc<dyn RetryStrategy>,
     pub(crate) limit: Duration,
@@ -56,26 +60,57 @@ pub(crate) struct AcquireTerms {
 }
 
 impl Engine {
-    /// Acquires leases one after another, within one limit, waiting while other holders are in the
-    /// way. If a lease is not acquired, the leases before it are released. If a lease is lost
-    /// meanwhile, the others are released, and all leases are acquired anew. `what` is for logs.
+    /// Acquires a lease, waiting while other holders are in the way. A claim that does not wait is
+    /// tried once. `what` is for logs.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, a task releases the leases that may have been acquired. When the
-    /// future is no longer polled, these leases end by themselves.
+    /// When the future is dropped, a task releases the lease that may have been acquired. When the
+    /// future is no longer polled, the lease ends by itself.
     pub(crate) async fn acquire(
         &self,
         what: &Key,
+        claim: Claim,
+        terms: AcquireTerms,
+    ) -> Result<LeaseGuard, Error> {
+        let tries_once = !claim.waits;
+        let since = Instant::now();
+        let acquiring = async {
+            let acquired = self.acquire_one(since, claim, &terms).await?;
+            // A lease that was granted has a guard.
+            self.guard_of(acquired, terms.upkeep).ok_or_else(Error::shut_down)
+        };
+        self.observe(what, since, &terms, tries_once, Box::pin(acquiring)).await
+    }
+
+    /// Acquires leases of different names one after another, as [`acquire`](Self::acquire) does,
+    /// within one limit. If a lease is not acquired, the leases before it are released. If a lease
+    /// is lost meanwhile, the others are released, and all leases are acquired anew.
+    pub(crate) async fn acquire_several(
+        &self,
+        what: &Key,
+        claims: Vec<Claim>,
         terms: AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
+        let tries_once = claims.iter().any(|claim| !claim.waits);
         let since = Instant::now();
+        let acquiring = Box::pin(self.acquire_all(since, claims, &terms));
+        self.observe(what, since, &terms, tries_once, acquiring).await
+    }
+
+    /// Runs an acquisition that began at `since`, and counts and logs its outcome. The future is in
+    /// a box, because the wrappers around it would copy it.
+    async fn observe<T>(
+        &self,
+        what: &Key,
+        since: Instant,
+        terms: &AcquireTerms,
+        tries_once: bool,
+        acquiring: Pin<Box<impl Future<Output = Result<T, Error>>>>,
+    ) -> Result<T, Error> {
         let span = spans::lock(what);
         let is_published = self.renewals.meter.is_published() && !terms.stands_by;
         let _wait = if is_published { Some(self.waits.begin(since)) } else { None };
-        let tries_once = terms.claims.iter().any(|claim| !claim.waits);
-        // In a box, because the wrappers around the future would copy the future.
-        let acquiring = Box::pin(self.acquire_all(since, &terms));
         let acquiring = self.janitor.polled.track_future(acquiring);
         // The retry strategy may be code of the user, which may panic.
         let acquiring = AssertUnwindSafe(acquiring).catch_unwind();
@@ -108,26 +143,27 @@ impl Engine {
         outcome
     }
 
-    /// Acquires all leases of the terms in rounds. If a lease is lost during a round, the round's
+    /// Acquires several leases in rounds. If a lease is lost during a round, the round's
     /// leases are released and another round begins within the wait limit.
     async fn acquire_all(
         &self,
         since: Instant,
+        mut claims: Vec<Claim>,
         terms: &AcquireTerms,
     ) -> Result<Vec<LeaseGuard>, Error> {
-        let mut is_first_round = true;
         loop {
-            let mut granted = Vec::with_capacity(terms.claims.len());
+            let mut granted = Vec::with_capacity(claims.len());
             let connections = self.backend.new_connections();
-            let mut outcome = self.acquire_each(since, &mut granted, is_first_round, terms).await;
+            let mut outcome = self.acquire_each(since, &claims, &mut granted, terms).await;
             let has_several = outcome.is_ok() && granted.len() > 1;
             if has_several && connections.has_changed().unwrap_or(false) {
                 // The server behind the new connection may lack what was granted before.
                 self.renew_granted(&mut granted).await;
             }
-            let lost = lost_meanwhile(&granted, terms);
+            let lost = lost_meanwhile(&granted, &claims);
             if outcome.is_ok() && lost.is_none() {
-                return Ok(self.guards_of(granted, terms));
+                let guards = granted.into_iter();
+                return Ok(guards.filter_map(|one| self.guard_of(one, terms.upkeep)).collect());
             }
             if let Some(claim) = lost {
                 let waiting = Waiting::new(terms.retry.as_ref(), terms.limit, since);
@@ -140,7 +176,9 @@ impl Engine {
             // more.
             join_all(granted.into_iter().map(Acquired::give_back)).await;
             outcome?;
-            is_first_round = false;
+            for claim in &mut claims {
+                claim.owner = self.backend.new_owner();
+            }
         }
     }
 
@@ -149,16 +187,16 @@ impl Engine {
     async fn acquire_each(
         &self,
         since: Instant,
+        claims: &[Claim],
         granted: &mut Vec<Acquired>,
-        is_first_round: bool,
         terms: &AcquireTerms,
     ) -> Result<(), Error> {
-        for claim in &terms.claims {
-            let claim = if is_first_round { claim.clone() } else { self.under_new_owner(claim) };
+        for claim in claims {
+            let acquiring = self.acquire_one(since, claim.clone(), terms);
             let next = if granted.is_empty() {
-                self.acquire_one(since, claim, terms).await?
+                acquiring.await?
             } else {
-                let acquiring = Box::pin(self.acquire_one(since, claim, terms));
+                let acquiring = Box::pin(acquiring);
                 match self.renewing(granted, terms.upkeep, acquiring).await {
                     Some(next) => next?,
                     None => return Ok(()),
@@ -319,13 +357,10 @@ impl Engine {
         answer.is_ok()
     }
 
-    /// Creates the guards of leases that were granted, which begins their renewals.
-    fn guards_of(&self, granted: Vec<Acquired>, terms: &AcquireTerms) -> Vec<LeaseGuard> {
-        let mut guards = Vec::with_capacity(granted.len());
-        for Acquired { mut acquisition, slot } in granted {
-            guards.extend(LeaseGuard::new(&self.renewals, &mut acquisition, terms.upkeep, slot));
-        }
-        guards
+    /// Creates the guard of a lease that was granted, which begins the renewals.
+    fn guard_of(&self, acquired: Acquired, upkeep: Upkeep) -> Option<LeaseGuard> {
+        let Acquired { mut acquisition, slot } = acquired;
+        LeaseGuard::new(&self.renewals, &mut acquisition, upkeep, slot)
     }
 
     fn under_new_owner(&self, claim: &Claim) -> Claim {
@@ -345,8 +380,8 @@ enum QueueEvent {
 
 /// Returns the claim of a lease that has ended while its caller waited for further leases. Returns
 /// `None` for a single claim, because the guard of its lease reports the loss.
-fn lost_meanwhile<'a>(granted: &'a [Acquired], terms: &AcquireTerms) -> Option<&'a Claim> {
-    if terms.claims.len() == 1 {
+fn lost_meanwhile<'a>(granted: &'a [Acquired], claims: &[Claim]) -> Option<&'a Claim> {
+    if claims.len() == 1 {
         return None;
     }
     let lost = granted.iter().find(|acquired| !acquired.has_lease())?;

@@ -189,25 +189,17 @@ impl<Kind> Lock<Kind> {
     }
 
     async fn acquire_claim(&self, claim: Claim) -> Result<LeaseGuard, Error> {
-        let guards = self.acquire_leases(vec![claim]).await?;
-        // There is one guard for each claim.
-        guards.into_iter().next().ok_or_else(Error::shut_down)
+        self.space.engine.acquire(&self.key, claim, self.terms()?).await
     }
 
-    /// Acquires the leases of some claims, in their order. A claim that does not wait is tried
-    /// once.
-    pub(super) async fn acquire_leases(
-        &self,
-        claims: Vec<Claim>,
-    ) -> Result<Vec<LeaseGuard>, Error> {
-        let terms = AcquireTerms {
-            claims,
+    /// Returns how leases of this lock are acquired and kept.
+    pub(super) fn terms(&self) -> Result<AcquireTerms, Error> {
+        Ok(AcquireTerms {
             upkeep: self.checked_upkeep()?,
             retry: self.retry.clone(),
             limit: self.wait_limit,
             stands_by: self.stands_by,
-        };
-        self.space.engine.acquire(&self.key, terms).await
+        })
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

@@ -58,7 +58,7 @@ impl Several {
             let claim = self.claim_for(self.space.name(key)?, Mode::Exclusive);
             claims.push(Claim { waits, ..claim });
         }
-        let leases = self.acquire_leases(claims).await?;
+        let leases = self.space.engine.acquire_several(&self.key, claims, self.terms()?).await?;
         let guards = leases.into_iter().map(MutexGuard::new);
         Ok(SeveralGuard { guards: names.into_iter().zip(guards).collect() })
     }
