@@ -305,12 +305,18 @@ fn unfit(family: Family, key: &Key, limit: usize) -> Error {
 /// Returns the start of the Redis keys of a key.
 fn prefix(namespace: &str, family: Family, key: &str) -> String {
     let family = match family {
-        Family::Cache => ":c:",
-        Family::Lock => ":l:",
-        Family::Redlock => ":r:",
-        Family::Tags => ":t:",
+        Family::Cache => ":c:{",
+        Family::Lock => ":l:{",
+        Family::Redlock => ":r:{",
+        Family::Tags => ":t:{",
     };
-    [namespace, family, "{", &escaped(key), "}:"].concat()
+    let key = escaped(key);
+    let mut prefix = String::with_capacity(namespace.len() + family.len() + key.len() + 2);
+    prefix.push_str(namespace);
+    prefix.push_str(family);
+    prefix.push_str(&key);
+    prefix.push_str("}:");
+    prefix
 }
 
 /// Escapes braces, and `%` as well, so that no two keys have the same form.

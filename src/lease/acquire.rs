@@ -219,10 +219,10 @@ impl Engine {
             waiting.try_once();
         }
         let acquiring = pin!(async {
-            let contender = self.queue_up(claim, terms.upkeep, &mut waiting).await?;
-            let acquired = contender.acquire(&mut waiting).await?;
+            let mut contender = self.queue_up(claim, terms.upkeep, &mut waiting).await?;
+            contender.acquire(&mut waiting).await?;
             self.renewals.meter.woken(waiting.pushed_at, "acquired");
-            Ok(acquired)
+            Ok(Acquired { acquisition: contender.acquisition, slot: contender.slot })
         });
         tokio::select! {
             biased;
@@ -265,6 +265,7 @@ impl Engine {
                     // The lease was not passed on, and another process may wait.
                     if !acquisition.is_granted() && slot.changes.is_some() {
                         Box::pin(sleep(GIVE_WAY)).await;
+                        slot.note_request();
                     }
                     return Ok(self.contender(acquisition, upkeep, Some(slot)));
                 }
@@ -428,18 +429,20 @@ struct Contender<'a> {
 }
 
 impl Contender<'_> {
-    /// Sends the claim until the lease is granted or handed over.
-    async fn acquire(mut self, waiting: &mut Waiting<'_>) -> Result<Acquired, Error> {
+    /// Sends the claim until the lease is granted or handed over. The local queue has noted already
+    /// that the slot is used for a request.
+    async fn acquire(&mut self, waiting: &mut Waiting<'_>) -> Result<(), Error> {
         if self.acquisition.has_lease() {
             // The last holder has passed the lease to this caller.
-            return Ok(self.granted());
+            return Ok(());
         }
         loop {
-            let answer = self.send(waiting.strategy, waiting.left()).await;
+            let answer = self.send(waiting.strategy, waiting.deadline).await;
             let wake = match &answer {
                 // A lease that was read too late has ended by itself.
                 Ok(Claimed::Granted(_)) if self.acquisition.has_lease() => {
-                    return Ok(self.granted_by_backend());
+                    self.begin_streak();
+                    return Ok(());
                 }
                 Ok(Claimed::Occupied(occupied)) => self.keep_entry(waiting, occupied.remaining),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => {
@@ -456,7 +459,8 @@ impl Contender<'_> {
                 Woken::Again => {}
                 Woken::Pushed(change) => {
                     if self.is_handed_over(&change) {
-                        return Ok(self.granted_by_backend());
+                        self.begin_streak();
+                        return Ok(());
                     }
                 }
                 Woken::TimeUp => {
@@ -466,18 +470,18 @@ impl Contender<'_> {
                     });
                 }
             }
+            if let Some(slot) = &self.slot {
+                slot.note_request();
+            }
         }
     }
 
-    /// Sends the claim once. Waits for the permit to send for no longer than `left`.
+    /// Sends the claim once. Waits for the permit to send until `deadline` at most.
     async fn send(
         &mut self,
         strategy: &dyn RetryStrategy,
-        left: Duration,
+        deadline: Instant,
     ) -> Result<Claimed, BackendError> {
-        if let Some(slot) = &self.slot {
-            slot.note_request();
-        }
         self.acquisition.listen();
         let engine = self.engine;
         let limit = try_limit(strategy, engine.backend.as_ref());
@@ -485,7 +489,7 @@ impl Contender<'_> {
         let owner = self.acquisition.claim().owner;
         let requests = &engine.requests;
         let answer =
-            requests.acquire(shard, &mut self.acquisition, &mut self.slot, limit, left).await;
+            requests.acquire(shard, &mut self.acquisition, &mut self.slot, limit, deadline).await;
         if self.acquisition.claim().owner != owner {
             // The task of the request has ended with its runtime, and with the acquisition. The
             // queue entry is of the old owner.
@@ -526,16 +530,11 @@ impl Contender<'_> {
         self.upkeep.renew_every.is_some() && self.acquisition.accept(handover)
     }
 
-    /// Takes the lease that the backend has granted, which begins a streak of passes.
-    fn granted_by_backend(mut self) -> Acquired {
+    /// Begins a streak of passes with the lease that the backend has granted.
+    fn begin_streak(&mut self) {
         if let Some(slot) = &mut self.slot {
             slot.begin_streak(self.acquisition.take_changes());
         }
-        self.granted()
-    }
-
-    fn granted(self) -> Acquired {
-        Acquired { acquisition: self.acquisition, slot: self.slot }
     }
 
     /// Goes on under a fresh owner in two cases: too few replicas confirmed a grant, or a permit

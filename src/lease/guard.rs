@@ -49,10 +49,10 @@ impl LeaseGuard {
     /// is not polled again, the release was sent, or the lease ends by itself.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let was_lost = self.is_lost();
-        self.begin_release();
+        let next = self.begin_release(was_lost);
         let lease = self.lease.clone();
         let release = lease.release.clone();
-        let answer = match self.next_caller() {
+        let answer = match next {
             Some((next, slot)) => release.janitor.finish(pass(release.clone(), next, slot)).await,
             None => give_back(release, self.take_slot()).await,
         };
@@ -81,7 +81,7 @@ impl LeaseGuard {
     /// the lease at the backend.
     pub(crate) fn settled(mut self) {
         self.is_released = true;
-        self.renewals.guard_ended(&self.lease);
+        self.renewals.guard_ended(&self.lease, self.is_over());
         if self.release.outcome_unknown {
             self.release.clone().go_on(Rest::LateGrant);
         }
@@ -121,20 +121,14 @@ impl LeaseGuard {
         Ok(Conversion::Refused(self))
     }
 
-    fn begin_release(&mut self) {
+    /// Stops the renewals. Takes the slot and the next caller of this process, if the lease is to
+    /// pass to that caller.
+    fn begin_release(&mut self, is_lost: bool) -> Option<(QueuedCaller, Slot)> {
         self.close();
         self.is_released = true;
-        self.renewals.guard_ended(&self.lease);
+        self.renewals.guard_ended(&self.lease, is_lost);
         // Work that still runs under the lease must end. The counters count no loss.
         let _ = self.lost.set(());
-        // If the release is not polled, the callers behind the slot do not wait for it.
-        if let Some(slot) = lock(&self.slot).as_ref() {
-            slot.note_request();
-        }
-    }
-
-    /// Takes the slot and the next caller of this process, if the lease is to pass to that caller.
-    fn next_caller(&self) -> Option<(QueuedCaller, Slot)> {
         let mut held_slot = lock(&self.slot);
         let next = held_slot.as_mut()?.next()?;
         let slot = held_slot.take()?;
@@ -159,11 +153,11 @@ impl Drop for LeaseGuard {
         if self.is_released {
             return;
         }
-        self.begin_release();
+        let next = self.begin_release(self.is_over());
         let release = self.release.clone();
         let runtime = &self.release.runtime;
         let tasks = &self.release.janitor.tasks;
-        match self.next_caller() {
+        match next {
             Some((next, slot)) => tasks.spawn_on(pass(release, next, slot), runtime),
             None => tasks.spawn_on(give_back(release, self.take_slot()), runtime),
         };

@@ -117,9 +117,10 @@ impl LocalQueues {
                 Entered::Behind(notices)
             }
             Entry::Vacant(queue) => {
-                let slot_use = SlotUse::Request(Instant::now());
+                let now = Instant::now();
+                let slot_use = SlotUse::Request(now);
                 queue.insert(LocalQueue { waiters: VecDeque::new(), slot_use });
-                let slot = Slot::new(self.clone(), name, None);
+                let slot = Slot::new(self.clone(), name, now, None);
                 Entered::First(SlotNotice { acquisition, slot })
             }
         }
@@ -177,7 +178,6 @@ impl LocalQueue {
     fn take_first(&mut self) -> Option<QueuedCaller> {
         while let Some(first) = self.waiters.pop_front() {
             if first.still_waits() {
-                self.slot_use = SlotUse::Request(Instant::now());
                 return Some(first);
             }
         }
@@ -209,8 +209,12 @@ impl SlotUse {
 }
 
 impl Slot {
-    fn new(queues: Arc<LocalQueues>, name: Name, changes: Option<Box<Changes>>) -> Self {
-        let since = Instant::now();
+    fn new(
+        queues: Arc<LocalQueues>,
+        name: Name,
+        since: Instant,
+        changes: Option<Box<Changes>>,
+    ) -> Self {
         Self { queues, name, passes: 0, most_passes: PASSES, since, changes }
     }
 
@@ -261,13 +265,19 @@ impl Slot {
         self.queues.set_use(&self.name, SlotUse::Guard);
     }
 
-    /// Takes the next caller to pass the lease to, while the streak of passes lasts.
+    /// Notes that the holder sends a request that ends its lease. Takes the next caller to pass the
+    /// lease to, while the streak of passes lasts.
     pub(super) fn next(&mut self) -> Option<QueuedCaller> {
-        if self.passes >= self.most_passes || self.since.elapsed() >= LONGEST_STREAK {
+        let now = Instant::now();
+        let goes_on = self.passes < self.most_passes && now < self.since + LONGEST_STREAK;
+        let mut queue = self.queues.by_name.get_mut(&self.name)?;
+        // If the request is not polled, the callers behind the slot do not wait for it.
+        queue.slot_use = SlotUse::Request(now);
+        if !goes_on {
             return None;
         }
         self.passes += 1;
-        self.queues.by_name.get_mut(&self.name)?.take_first()
+        queue.take_first()
     }
 }
 
@@ -280,9 +290,11 @@ impl Drop for Slot {
             queue.remove();
             return;
         };
+        let now = Instant::now();
+        queue.get_mut().slot_use = SlotUse::Request(now);
         // If the caller leaves now, its slot is dropped below and takes the same lock.
         drop(queue);
-        let slot = Self::new(self.queues.clone(), self.name.clone(), self.changes.take());
+        let slot = Self::new(self.queues.clone(), self.name.clone(), now, self.changes.take());
         drop(notify.send(SlotNotice { acquisition, slot }));
     }
 }

@@ -110,9 +110,8 @@ impl Renewals {
         Some(lease)
     }
 
-    /// Publishes how long a lease was held, at the end of its guard.
-    pub(super) fn guard_ended(&self, lease: &Lease) {
-        let is_lost = lease.is_over();
+    /// Publishes how long a lease was held, and whether it was lost, at the end of its guard.
+    pub(super) fn guard_ended(&self, lease: &Lease, is_lost: bool) {
         let result = if is_lost { "lost" } else { "held" };
         self.meter.ended("bellwether_lock_hold_seconds", lease.granted.since, result);
         if is_lost && lease.upkeep.renew_every.is_none() {

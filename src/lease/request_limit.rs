@@ -19,7 +19,6 @@ use crate::{
     backend::Claimed,
     error::{BackendError, BackendErrorKind},
     shards::Shards,
-    time::after,
 };
 
 /// The acquisitions that may be under way at one shard: enough to keep a connection busy, and few
@@ -44,7 +43,7 @@ struct RequestPermits {
 }
 
 impl RequestLimit {
-    /// Sends one request for a lease to a shard. Waits for a permit for no longer than `left`.
+    /// Sends one request for a lease to a shard. Waits for a permit until `deadline` at most.
     /// `slot` is the slot of the caller in the local queue, if the mode has a local queue.
     ///
     /// # Cancel safety
@@ -57,7 +56,7 @@ impl RequestLimit {
         acquisition: &mut Box<Acquisition>,
         slot: &mut Option<Slot>,
         limit: Duration,
-        left: Duration,
+        deadline: Instant,
     ) -> Result<Claimed, BackendError> {
         let permits = self.0.of(shard);
         let of_callers = &permits.get_or_init(RequestPermits::new).of_callers;
@@ -67,7 +66,7 @@ impl RequestLimit {
         // The task owns the acquisition. So if the caller leaves, the undo comes after the request.
         let next = Box::new(acquisition.under_new_owner(Handle::current()));
         let moved = Moved { acquisition: mem::replace(acquisition, next), slot: slot.take() };
-        let request = moved.acquire(permits, limit, left).instrument(Span::current());
+        let request = moved.acquire(permits, limit, deadline).instrument(Span::current());
         match AbortOnDropHandle::new(tokio::spawn(request)).await {
             Ok((returned, answer)) => {
                 *acquisition = returned.acquisition;
@@ -98,10 +97,10 @@ impl Moved {
         mut self,
         permits: Arc<OnceLock<RequestPermits>>,
         limit: Duration,
-        left: Duration,
+        deadline: Instant,
     ) -> (Self, Result<Claimed, BackendError>) {
         let of_tasks = &permits.get_or_init(RequestPermits::new).of_tasks;
-        let end = after(Instant::now(), LONGEST_WAIT.min(left));
+        let end = deadline.min(Instant::now() + LONGEST_WAIT);
         if let Some(slot) = &self.slot {
             slot.note_permit_wait(end);
         }

@@ -13,7 +13,7 @@ use crate::{
     backend::{Claim, Holding, Mode},
     error::{Chain, Error, ErrorKind},
     key::{Key, Name},
-    lease::{AcquireTerms, LeaseGuard, Retry, RetryStrategy, Upkeep},
+    lease::{AcquireTerms, LeaseGuard, RetryStrategy, Upkeep},
     observe::Rarely,
     time::Pauses,
 };
@@ -73,7 +73,8 @@ impl<Kind> Lock<Kind> {
         self
     }
 
-    /// Sets when an acquisition tries again. Defaults to [on demand](Retry::on_demand).
+    /// Sets when an acquisition tries again. Defaults to [on
+    /// demand](crate::lease::Retry::on_demand).
     pub fn retry(mut self, strategy: impl RetryStrategy) -> Self {
         self.retry = Arc::new(strategy);
         self
@@ -158,7 +159,7 @@ impl<Kind> Lock<Kind> {
             renewal: RenewalPace::Third,
             max_hold: Duration::MAX,
             wait_limit: Duration::from_secs(30),
-            retry: Arc::new(Retry::on_demand()),
+            retry: space.retry.clone(),
             stands_by: false,
             kind,
         }

@@ -8,7 +8,7 @@ use crate::{
     backend::{Claim, Leases, Mode, Owner, Store},
     error::Error,
     key::{Family, Key, Name, Namespace},
-    lease::Engine,
+    lease::{Engine, Retry, RetryStrategy},
 };
 
 /// How long fences grow even if the clock of the server is set back.
@@ -24,6 +24,8 @@ pub(super) struct LockSpace {
     pub(super) max_name: usize,
     /// The label of this process, for operators.
     pub(super) label: Option<Arc<str>>,
+    /// When an acquisition tries again, unless its lock says otherwise.
+    pub(super) retry: Arc<dyn RetryStrategy>,
 }
 
 impl LockSpace {
@@ -34,6 +36,7 @@ impl LockSpace {
             namespace: Namespace::new(namespace),
             max_name: 512,
             label: None,
+            retry: Arc::new(Retry::on_demand()),
         }
     }
 
