@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use bellwether::{
-    backend::{Announcement, BackOff, Tick, TickStep},
+    backend::{Announcement, BackOff, HANDOVER_LIFE, Tick, TickStep},
     lock::PreviousTick,
 };
 
@@ -202,6 +202,73 @@ async fn a_lock_and_its_unlock_are_few_calls_in_their_scripts() {
             let opens = ["client", "hello", "role", "script"];
             calls.retain(|(command, _)| !opens.iter().any(|word| command.starts_with(word)));
             assert_eq!(calls, expected, "{mode:?}");
+        }
+    }
+}
+
+/// The waiter of another process gets its push after all calls of the script.
+#[tokio::test]
+async fn a_handover_is_nine_calls_in_its_script() {
+    let server = RedisServer::start().await;
+    let [here, there] = [(); 2].map(|()| open(server.url()));
+    let mut raw = server.raw().await;
+    let calls_of_script = [
+        ("evalsha", 1),
+        ("exists", 1),
+        ("get", 1),
+        ("publish", 1),
+        // The fence and the lease.
+        ("set", 2),
+        ("time", 1),
+        ("zrange", 1),
+        ("zrem", 1),
+        ("zscore", 1),
+    ];
+    for mode in [Mode::Exclusive, Mode::Fair, Mode::Write] {
+        let name = name_in(Family::Lock, &format!("{mode:?}"));
+        let claim_of = |backend: &RedisBackend, label: Option<&str>| {
+            let mut claim = Claim::new(name.clone(), mode, LEASE, FENCE_LIFE);
+            claim.owner = backend.new_owner();
+            claim.label = label.map(Into::into);
+            claim
+        };
+        // Before the second time, the clock of the server was set back. In the third time, the
+        // server is full.
+        let fence_ahead = 9_000_000_000_000_000;
+        for (label, last_fence, is_full) in [
+            (Some("pod-7"), None, false),
+            (None, Some(fence_ahead), false),
+            (Some("pod-8"), None, true),
+        ] {
+            if let Some(fence) = last_fence {
+                let text = format!("{fence:016}");
+                raw.run::<()>(&["SET", &name.suffixed("f"), &text]).await;
+            }
+            let holder = claim_of(&here, None);
+            let waiter = claim_of(&there, label);
+            let mut changes = testkit::changes_for(&there, &waiter).await.unwrap();
+            let first = granted(&here, &holder).await;
+            held(&there, &waiter).await;
+            if is_full {
+                full(&mut raw).await;
+            }
+            raw.reset_stats().await;
+            assert!(here.release(&holder).await.unwrap());
+            let Change::Granted(handover) = next(&mut changes).await else { panic!("{mode:?}") };
+            assert_eq!(handover.owner, waiter.owner);
+            assert!(handover.fence > first.fence().max(last_fence.unwrap_or_default()));
+            if last_fence.is_none() && !is_full {
+                let calls = calls_of_commands(&mut raw).await;
+                assert_eq!(calls, calls_of_script.map(owned_count), "{mode:?}");
+            }
+            let holding = there.inspect(&name, mode.into()).await.unwrap();
+            assert_eq!((holding.holders, holding.waiting), (1, 0), "{mode:?}");
+            assert_eq!(holding.fence, handover.fence);
+            assert_eq!(holding.owner.as_deref(), label);
+            // A lease that was handed over is short.
+            assert!(holding.expires_in <= HANDOVER_LIFE, "{holding:?}");
+            assert!(there.release(&waiter).await.unwrap());
+            roomy(&mut raw).await;
         }
     }
 }

@@ -60,8 +60,8 @@ sources! {
         "lib/grant_next" "keep";
     latch: "lib/read" "lib/fail_foreign" "lib/publish" "latch";
     mark: "lib/read" "lib/keep" "lib/now" "lib/digits" "lib/is_held_by" "mark";
-    release: "usual/release" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now" "lib/digits"
-        "lib/batch" "lib/is_held_by" "lib/grant" "lib/publish" "lib/process_channels"
+    release: "usual/release" "usual/hand_over" "lib/read" "lib/fail_foreign" "lib/keep" "lib/now"
+        "lib/digits" "lib/batch" "lib/is_held_by" "lib/grant" "lib/publish" "lib/process_channels"
         "lib/publish_to_process" "lib/held_until" "lib/count_holds" "lib/fits" "lib/write_hold"
         "lib/hold" "lib/read_entry" "lib/time_left" "lib/deadline_in" "lib/claim_at"
         "lib/grant_next" "release";
