@@ -136,7 +136,7 @@ async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -
     inject(plan, &world, &damage, &callers, &trace).await;
     let end = Instant::now() + LONGEST;
     let mut waiting = Vec::new();
-    let all = callers.into_inner().expect("nobody panicked under it");
+    let all = callers.into_inner().expect("no holder of this lock panics");
     for (at, mut of_process) in all.into_iter().enumerate() {
         let process = at as Process + 1;
         while let Ok(Some(ended)) = timeout_at(end, of_process.join_next()).await {
@@ -153,16 +153,16 @@ async fn simulate(plan: &Plan, planted: Option<&'static Planted>, keeps: bool) -
     for (at, worker) in workers.iter().enumerate() {
         let process = at as Process + 1;
         let is_killed = {
-            let history = damage.history.lock().expect("nobody panicked under it");
+            let history = damage.history.lock().expect("no holder of this lock panics");
             history.killed.iter().any(|(killed, ..)| *killed == process)
         };
         if !is_killed && timeout_at(end, worker.settled()).await.is_err() {
             waiting.push(process);
         }
     }
-    let mut history = damage.history.into_inner().expect("nobody panicked under it");
+    let mut history = damage.history.into_inner().expect("no holder of this lock panics");
     history.hanging = waiting;
-    let lines = shared.lines.lock().expect("nobody panicked under it").clone();
+    let lines = shared.lines.lock().expect("no holder of this lock panics").clone();
     let killed = history.killed.clone();
     let lives = |process: Process, at: u64| {
         !killed.iter().any(|(other, killed_at, _)| *other == process && at > *killed_at)
@@ -315,12 +315,13 @@ async fn inject(
                 world.kill(process);
                 let mut killed = JoinSet::new();
                 let at = process as usize - 1;
-                swap(&mut killed, &mut callers.lock().expect("nobody panicked under it")[at]);
+                swap(&mut killed, &mut callers.lock().expect("no holder of this lock panics")[at]);
                 // Until the callers are dropped, because a caller that naps tells so by its drop.
                 killed.shutdown().await;
             }
             Fault::Restart => {
                 damage.lose_all(plan, Duration::ZERO);
+                damage.lose_data();
                 world.cut_all();
                 world.server().restart_empty();
             }
@@ -344,10 +345,15 @@ impl Damage {
 
     fn kill(&self, process: Process) {
         let now = self.now();
-        let mut history = self.history.lock().expect("nobody panicked under it");
+        let mut history = self.history.lock().expect("no holder of this lock panics");
         if history.killed.iter().all(|(killed, ..)| *killed != process) {
             history.killed.push((process, now, now));
         }
+    }
+
+    fn lose_data(&self) {
+        let now = self.now();
+        self.history.lock().expect("no holder of this lock panics").data_lost.push(now);
     }
 
     /// Notes that each lease may end from now on, within this time.
@@ -356,7 +362,7 @@ impl Damage {
         let end = now + u64::try_from(within.as_micros()).unwrap_or(0);
         let keys = (0..plan.load.keys).map(|key| (Family::Cache, format!("k{key}")));
         let locks = ["m0", "m1", "w0", "s0"].map(|name| (Family::Lock, name.to_owned()));
-        let mut history = self.history.lock().expect("nobody panicked under it");
+        let mut history = self.history.lock().expect("no holder of this lock panics");
         for (family, name) in keys.chain(locks) {
             history.evicted.push((family, name, now, end));
         }

@@ -217,6 +217,19 @@ fn a_read_that_goes_back_is_found() {
         .read(3, newer, Source::Shared, 313, 314)
         .read(4, older, Source::Shared, 315, 316);
     assert_eq!(unstored.breaks(), []);
+    // The store refused it.
+    let refused = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(2, 312, Event::StoreFailed { key: KEY.to_owned(), fence: 20 })
+        .read(3, newer, Source::Shared, 313, 314);
+    assert_eq!(refused.read(4, older, Source::Shared, 315, 316).breaks(), []);
+    // The second try has stored it.
+    let repeated = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(2, 311, Event::StoreFailed { key: KEY.to_owned(), fence: 20 })
+        .stored(2, 20, 311, 312)
+        .read(3, newer, Source::Shared, 313, 314);
+    assert_eq!(repeated.read(4, older, Source::Shared, 315, 316).breaks(), [Rule::NeverBack]);
     // A refresh kept it from the store.
     let superseded = plain()
         .load(2, 1, 20, 300, 310)
@@ -241,6 +254,29 @@ fn a_read_of_a_value_loaded_before_an_invalidation_is_found() {
     // An invalidation that failed promises nothing.
     let served = plain().asked(3, 7, 130).read(4, older, Source::Shared, 141, 142);
     assert_eq!(served.breaks(), []);
+}
+
+/// The end of a tag may be lost between the question for the entry and the one for its tags.
+#[test]
+fn a_read_during_a_loss_of_data_may_miss_the_end_of_a_tag() {
+    let older = value(1, 1, 100_000);
+    let read_while_lost = |lost: Time| {
+        let ended = plain().asked(3, 7, 130).answered(3, 7, 140);
+        let mut read = ended.read(4, older, Source::Shared, 141, 150);
+        read.0.windows = Some(Windows {
+            fresh: 300_000,
+            stale: 0,
+            error: 0,
+            slack: 1_000,
+            refreshes: true,
+            tags: true,
+        });
+        read.0.data_lost.push(lost * 1000);
+        read.breaks()
+    };
+    assert_eq!(read_while_lost(145), []);
+    assert_eq!(read_while_lost(120), [Rule::NotBeforeWrite]);
+    assert_eq!(read_while_lost(151), [Rule::NotBeforeWrite]);
 }
 
 #[test]
@@ -310,6 +346,15 @@ fn a_shared_value_that_was_loaded_without_a_lease_is_found() {
         .read(1, loaded, Source::Degraded, 313, 316);
     assert_eq!(heard.breaks(), []);
     assert_eq!(heard.read(1, loaded, Source::Degraded, 315, 316).breaks(), [Rule::Degraded]);
+    // A store that refuses writes still has the value from before.
+    let older = value(2, 1, 50_000);
+    let refused = Written::default().load(2, 1, 10, 50, 60).stored(2, 10, 61, 62);
+    let refused = refused
+        .degraded(1, 1, 100, 110)
+        .read(1, loaded, Source::Degraded, 90, 111)
+        .read(1, older, Source::Hit, 113, 114)
+        .read(1, loaded, Source::Degraded, 115, 116);
+    assert_eq!(refused.breaks(), []);
     let elsewhere = degraded().read(2, loaded, Source::Degraded, 90, 111);
     assert_eq!(elsewhere.breaks(), [Rule::Degraded]);
     let seen = Event::Seen { key: KEY.to_owned(), value: loaded, fence: 10 };

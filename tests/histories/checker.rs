@@ -21,12 +21,13 @@
 //!   fence.
 //! - [`Rule::NeverBack`]: the fence of a read is not older than the fence of an earlier read,
 //!   unless the value stands in for a failure. Some values may not have been stored, so these are
-//!   no earlier reads: a value that is not to be stored, a value whose load a refresh superseded,
-//!   and the value of a load after a deferred write of the same process. Another process may take
-//!   the stored value for younger than such a value.
+//!   no earlier reads: a value that is not to be stored, a value that the store has failed to
+//!   write, a value whose load a refresh superseded, and the value of a load after a deferred write
+//!   of the same process. Another process may take the stored value for younger than such a value.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value from
-//!   before an expiry is served only in place of a load that failed meanwhile.
+//!   before an expiry is served only in place of a load that failed meanwhile. A read of an entry
+//!   with tags, during which the server loses all its data, may find no end of a tag.
 //! - [`Rule::Local`]: a copy is not older than an act of the same process that returned before the
 //!   read was asked for. `NeverBack` and `NotBeforeWrite` hold for a copy as of a moment before the
 //!   call, by as much as a local tier may be behind.
@@ -35,7 +36,8 @@
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
 //!   stored. Such a value is not older than a local write. After the process has read an answer of
 //!   the store for the key, no caller that asks later gets a value that was loaded before that
-//!   read.
+//!   read. An answer with an older value does not count: a store that refuses writes has not taken
+//!   the loaded one.
 //! - [`Rule::Remembered`]: in an outage, a process serves a value of the store within its windows
 //!   only, and only if the value has a stale window. The value is not older than a local insert or
 //!   invalidation, and not older than a value of the store that the process was served before. If
@@ -365,8 +367,11 @@ impl Checker<'_> {
         });
         let seen: Known<_, _> = shared
             .filter_map(|read| {
-                let fence = fences.least(read).filter(|fence| !self.is_superseded(read, *fence))?;
-                if self.is_ahead_of_store(read, fence) {
+                let fence = fences.least(read)?;
+                let is_unstored = self.was_refused(read, fence)
+                    || self.is_superseded(read, fence)
+                    || self.is_ahead_of_store(read, fence);
+                if is_unstored {
                     return None;
                 }
                 Some((&read.key, read.at, (fence, read.value)))
@@ -389,6 +394,10 @@ impl Checker<'_> {
             self.tally.add("reads", 1);
             self.origin(read);
             if read.source == Source::Degraded {
+                continue;
+            }
+            if self.may_miss_tag_ends(read) {
+                self.tally.add("reads during a loss of data", 1);
                 continue;
             }
             let as_of = self.as_of(read);
@@ -422,6 +431,14 @@ impl Checker<'_> {
         }
     }
 
+    /// Returns whether the store has failed to write the value of a load. Only the callers of that
+    /// load get the value.
+    fn was_refused(&self, read: &Read, fence: u64) -> bool {
+        read.source == Source::Shared
+            && self.index.store_failed.contains(&(read.key.clone(), fence))
+            && !self.index.is_stored(&read.key, fence)
+    }
+
     /// Returns whether the load of a value was not stored because of a refresh. Its own callers get
     /// the value, and the others the stored one.
     fn is_superseded(&self, read: &Read, fence: u64) -> bool {
@@ -445,6 +462,13 @@ impl Checker<'_> {
         deferred.any(|write| {
             write.process == read.process && write.key == read.key && write.asked < read.value.began
         })
+    }
+
+    /// Returns whether the server lost the ends of tags after a read was asked for.
+    fn may_miss_tag_ends(&self, read: &Read) -> bool {
+        let has_tags = self.history.windows.is_some_and(|windows| windows.tags);
+        let mut lost = self.history.data_lost.iter();
+        has_tags && lost.any(|lost| read.asked <= *lost && *lost <= read.at)
     }
 
     /// Returns as of when a read must be right.
@@ -586,10 +610,13 @@ impl Checker<'_> {
         let local: Known<_, _> = writes
             .filter_map(|write| Some(((write.process, &write.key), write.answered?, write.asked)))
             .collect();
-        // When a process has heard of the store, and when it had asked.
-        let hits = self.index.reads.iter().filter(|read| read.source == Source::Hit);
-        let heard: Known<_, _> =
-            hits.map(|read| ((read.process, &read.key), read.at, read.asked)).collect();
+        let mut hits: HashMap<(Process, &String), Vec<&Read>> = HashMap::new();
+        for read in self.index.reads.iter().filter(|read| read.source == Source::Hit) {
+            hits.entry((read.process, &read.key)).or_default().push(read);
+        }
+        for hits in hits.values_mut() {
+            hits.sort_by_key(|hit| hit.at);
+        }
         for (value, reads) in waited {
             for read in &reads {
                 // A load that found the value unchanged made it anew.
@@ -602,9 +629,15 @@ impl Checker<'_> {
                 let answered = reads.iter().map(|read| read.at).filter(|at| *at >= made);
                 let first_answered = answered.min().unwrap_or(0);
                 let of = (read.process, &read.key);
-                let heard = heard.before(&of, read.asked);
-                if heard.is_some_and(|asked| first_answered < *asked) {
-                    self.violated(Rule::Degraded, format!("{read:?} after {heard:?}"));
+                let hits = hits.get(&of).map(Vec::as_slice).unwrap_or_default();
+                let since = hits.partition_point(|hit| hit.at <= first_answered);
+                let mut before = hits[since..].iter().take_while(|hit| hit.at < read.asked);
+                let news = before.find(|hit| {
+                    let made = self.made(hit);
+                    hit.asked > first_answered && made.is_none_or(|made| made > value.began)
+                });
+                if let Some(news) = news {
+                    self.violated(Rule::Degraded, format!("{read:?} after {news:?}"));
                 }
                 let written = local.before(&of, read.asked);
                 let stale = written.is_some_and(|asked| *asked > value.began);

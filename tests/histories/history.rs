@@ -61,6 +61,8 @@ pub enum Event {
     TagEnded { tag: String, expires: bool, sent: Time },
     // The backend has written a loaded value under a fence.
     Stored { key: String, fence: u64, sent: Time },
+    // The backend has refused to write a loaded value, or has not answered.
+    StoreFailed { key: String, fence: u64 },
     // The backend has noted a failed load, after which no process loads for a time.
     BackedOff { key: String, wait: Time, sent: Time },
     // A value was seen under a fence for the first time in this process.
@@ -204,6 +206,8 @@ pub struct History {
     pub evicted: Vec<(Family, String, Time, Time)>,
     /// How long after such a deletion the holder may not know of it, if that is bounded.
     pub loss_known: Option<Time>,
+    /// When the server lost all its data.
+    pub data_lost: Vec<Time>,
     /// The processes that still owed answers when the round was over.
     pub hanging: Vec<Process>,
 }

@@ -22,6 +22,8 @@ pub struct Index {
     /// The grants and writes that took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
+    /// The fences of the loads whose values a backend has failed to write.
+    pub store_failed: HashSet<(String, u64)>,
     /// The fences of inserts.
     pub inserted: HashSet<(String, u64)>,
     /// What ended values.
@@ -309,6 +311,9 @@ impl Index {
                 Event::Stored { key, fence, sent } => {
                     index.renewed(&key, fence, at);
                     index.stored.push(Stored { key, fence, sent, answered: at });
+                }
+                Event::StoreFailed { key, fence } => {
+                    index.store_failed.insert((key, fence));
                 }
                 Event::BackedOff { key, wait, sent } => {
                     index.backed_off.push(BackedOff { key, wait, sent, answered: at });

@@ -131,6 +131,14 @@ impl Recorder {
         }
     }
 
+    fn record_failure(&self, operation: &Operation) {
+        if let Operation::Commit { claim, grant, .. } = operation {
+            let key = key(&claim.name);
+            let fence = grant.fence();
+            self.log.tell(Event::StoreFailed { key, fence });
+        }
+    }
+
     fn granted(&self, family: Family, claim: &Claim, grant: &Grant, sent: Time) {
         if !claim.mode.is_fenced() {
             return;
@@ -152,9 +160,12 @@ impl Recorder {
 impl<B: Store> Hook<B> for Recorder {
     async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
         let sent = self.log.now();
-        let answer = operation.perform(backend).await?;
-        self.record(&operation, &answer, sent);
-        Ok(answer)
+        let answer = operation.perform(backend).await;
+        match &answer {
+            Ok(answer) => self.record(&operation, answer, sent),
+            Err(_) => self.record_failure(&operation),
+        }
+        answer
     }
 }
 

@@ -3,6 +3,12 @@
 //!
 //! Caches over one memory backend stand for processes, and time is paused.
 
+use bellwether::{
+    backend::Edit,
+    error::BackendError,
+    testing::{Answer, Hook, Interceptor, Operation},
+};
+
 use crate::{origin::*, prelude::*};
 
 const WINDOW: Duration = Duration::from_secs(5);
@@ -48,6 +54,40 @@ async fn a_refresh_beats_each_load_that_began_before_it() {
     assert_eq!(waiter.await.unwrap().unwrap().value, 2);
     assert_eq!((early.get("k").await.unwrap(), origin.asked()), (Some(2), 2));
     assert_eq!(early.stats().refused, 1);
+}
+
+/// Answers a refresh with a fence and loses that fence, as a failover may.
+#[derive(Clone)]
+struct LosesFences;
+
+impl Hook<MemoryBackend> for LosesFences {
+    async fn around(
+        &self,
+        inner: &MemoryBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        match operation {
+            Operation::Edit { edit: Edit::Supersede, .. } => Ok(Answer::Edit(u64::MAX / 2)),
+            operation => operation.perform(inner).await,
+        }
+    }
+}
+
+/// The fence of the refresh is lost, so the load from before the refresh stores its value, and
+/// pushes the value to the refresh.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_fence_is_lost_takes_no_value_from_before_it() {
+    let backend = MemoryBackend::new();
+    let early = kept(builder(backend.clone())).build().unwrap();
+    let loses = Interceptor { inner: backend, hook: LosesFences };
+    let late = kept(builder(loses)).build().unwrap();
+    let origin = Origin::new(LOAD);
+    let loading = spawn(early.request("k").load(origin.loader()));
+    sleep(LOAD / 2).await;
+    let refreshed = late.request("k").refresh(origin.loader()).await.unwrap();
+    assert_eq!(served(&refreshed), (2, Source::Led));
+    assert_eq!(served(&loading.await.unwrap().unwrap()), (1, Source::Led));
+    assert_eq!(early.get("k").await.unwrap(), Some(2));
 }
 
 /// Also a refresh in the background, and one that another caller has asked for.

@@ -392,6 +392,10 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn received(&mut self, entry: Entry) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
         let options = &self.run.asked.options;
+        // Such an entry is from before the refresh, and a failover has lost the refresh's fence.
+        if self.run.wants_new() && entry.fence <= self.seen {
+            return Continue(());
+        }
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.claims_uncacheable {
             return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
