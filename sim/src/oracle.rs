@@ -15,5 +15,7 @@ pub mod index;
 mod latches;
 #[path = "../../tests/histories/recorder.rs"]
 pub mod recorder;
+#[path = "../../tests/histories/ticks.rs"]
+mod ticks;
 #[path = "../../tests/histories/worker.rs"]
 pub mod worker;

@@ -32,8 +32,9 @@ impl Class {
     pub fn judges(self, rule: Rule) -> bool {
         match self {
             Self::Calm | Self::Network => true,
-            // What is lost with the data: who holds, what backs off, and the count of a latch.
-            Self::Restarts => !matches!(rule, Rule::BackOff | Rule::Latch),
+            // What is lost with the data: who holds, what backs off, the count of a latch, and
+            // which ticks were begun.
+            Self::Restarts => !matches!(rule, Rule::BackOff | Rule::Latch | Rule::Ticks),
             // What was acknowledged may be lost. What is left is the promises of one process, and
             // that a holder learns in time that its lease is lost.
             Self::Failovers => matches!(

@@ -55,6 +55,11 @@ pub static ALL: &[Planted] = &[
         )],
     },
     Planted {
+        name: "tick-twice",
+        what: "a tick is begun whatever the last tick was",
+        replaced: &[("(not last or tick > last or is_same)", "true")],
+    },
+    Planted {
         name: "two-holders",
         what: "a claim is granted beside a reader, a writer or a permit",
         replaced: &[("return (units and out + units - limit or out) <= 0", "return true")],

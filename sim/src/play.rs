@@ -25,7 +25,7 @@ use crate::{
     network::{Process, World},
     oracle::{
         checker::{Rule, Tally, check},
-        history::{Event, Family, History, Line, Time},
+        history::{Event, Family, History, JOBS, Line, Time},
         recorder::{Log, Recorder, Shared},
         worker::{Setup, Worker},
     },
@@ -361,7 +361,8 @@ impl Damage {
         let now = self.now();
         let end = now + u64::try_from(within.as_micros()).unwrap_or(0);
         let keys = (0..plan.load.keys).map(|key| (Family::Cache, format!("k{key}")));
-        let locks = ["m0", "m1", "w0", "s0"].map(|name| (Family::Lock, name.to_owned()));
+        let names = ["m0", "m1", "w0", "s0"].into_iter().chain(JOBS);
+        let locks = names.map(|name| (Family::Lock, name.to_owned()));
         let mut history = self.history.lock().expect("no holder of this lock panics");
         for (family, name) in keys.chain(locks) {
             history.evicted.push((family, name, now, end));

@@ -5,7 +5,7 @@ use super::{
     checker::{Rule, check},
     history::{
         Act, Answer, COUNT, Event, Family, History, Kind, LatchStep, Line, LoadStep, LockStep,
-        PERMITS, Process, Source, Time, Value, Windows,
+        PERMITS, Process, Source, Time, TurnStep, Value, Windows,
     },
 };
 
@@ -524,4 +524,20 @@ fn calls_without_an_answer_are_found() {
         Event::Read { key: KEY.to_owned(), asked: 119_000, patience: None, answer },
     );
     assert_eq!(failed.breaks(), [Rule::Answered]);
+}
+
+#[test]
+fn a_tick_that_is_begun_twice_is_found() {
+    let event = |job: &str, tick, step| Event::Tick { job: job.to_owned(), tick, step };
+    let begun = |job, tick, asked: Time| event(job, tick, TurnStep::Began { asked: asked * 1000 });
+    let one = |job| Written::default().line(1, 11, begun(job, 7, 10));
+    let done = |job| one(job).line(1, 20, event(job, 7, TurnStep::Done));
+    assert_eq!(one("j0").line(2, 31, begun("j0", 8, 30)).breaks(), []);
+    assert_eq!(one("j0").line(2, 31, begun("j0", 7, 30)).breaks(), [Rule::Ticks]);
+    // A tick that runs at least once may be begun again until it is done.
+    assert_eq!(one("j1").line(2, 31, begun("j1", 7, 30)).breaks(), []);
+    assert_eq!(done("j1").line(2, 31, begun("j1", 7, 30)).breaks(), [Rule::Ticks]);
+    // The later tick came between the question and the answer, or before both.
+    assert_eq!(one("j1").line(2, 12, begun("j1", 6, 9)).breaks(), []);
+    assert_eq!(one("j1").line(2, 31, begun("j1", 6, 30)).breaks(), [Rule::Ticks]);
 }

@@ -65,6 +65,8 @@
 //!   excuses.
 //! - [`Rule::Latch`]: a latch is set once and not missed afterwards, and each step counts once. The
 //!   latch is done after as many steps as it was set to.
+//! - [`Rule::Ticks`]: a tick of a job is begun once. A tick that runs at least once may be begun
+//!   again until its turn is done. Nothing begins a tick after a later one of its job was begun.
 //! - [`Rule::Answered`]: every call is answered, and no load fails but by plan.
 
 use std::{
@@ -122,6 +124,7 @@ pub enum Rule {
     NoneBesideWriter,
     Limit,
     Latch,
+    Ticks,
     Answered,
 }
 
@@ -186,6 +189,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.holds();
     checker.shared_holds();
     checker.latches();
+    checker.ticks();
     checker.answered();
     (checker.violations, checker.tally)
 }

@@ -75,6 +75,9 @@ pub enum Event {
 
     Latch { name: String, step: LatchStep },
 
+    // The step of a turn of a job, for the tick at so many microseconds since 1970.
+    Tick { job: String, tick: u64, step: TurnStep },
+
     // All callers have answers. `stats` says how much work there was.
     Done { stats: String },
 }
@@ -127,6 +130,14 @@ pub enum LatchStep {
     Missing { asked: Time },
 }
 
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum TurnStep {
+    // A caller that asked at `asked` has the turn.
+    Began { asked: Time },
+    // The server has noted that the tick is done.
+    Done,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     // There is no entry.
@@ -173,6 +184,15 @@ pub enum Kind {
 
 /// The count to which each latch is set.
 pub const COUNT: u32 = 5;
+
+/// The jobs. The ticks of the first two are asked for by callers, and those of the others follow an
+/// interval.
+pub const JOBS: [&str; 4] = ["j0", "j1", "j2", "j3"];
+
+/// Returns whether a tick of a job may be begun again until it is done.
+pub fn runs_again(job: &str) -> bool {
+    matches!(job, "j1" | "j3")
+}
 
 /// The number of permits of the semaphore.
 pub const PERMITS: u32 = 3;

@@ -7,7 +7,7 @@ use std::{
 
 use super::history::{
     Act, Answer, Event, Family, History, Kind, LatchStep, LoadStep, LockStep, Process, Source,
-    Time, Value,
+    Time, TurnStep, Value,
 };
 
 /// The facts of one round.
@@ -19,6 +19,8 @@ pub struct Index {
     pub reads: Vec<Read>,
     pub holds: Vec<Hold>,
     pub latches: HashMap<String, Latch>,
+    /// The turns of each job.
+    pub ticks: HashMap<String, Ticks>,
     /// The grants and writes that took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
@@ -168,6 +170,27 @@ pub struct Latch {
     pub done: Vec<Time>,
     /// The beginnings of the calls that found no latch.
     pub missed: Vec<Time>,
+}
+
+/// The turns of a job, in the order in which they began.
+#[derive(Clone, Debug, Default)]
+pub struct Ticks {
+    pub begun: Vec<BegunTick>,
+    pub done: Vec<DoneTick>,
+}
+
+#[derive(Clone, Debug)]
+pub struct BegunTick {
+    pub tick: u64,
+    pub process: Process,
+    pub asked: Time,
+    pub at: Time,
+}
+
+#[derive(Clone, Debug)]
+pub struct DoneTick {
+    pub tick: u64,
+    pub at: Time,
 }
 
 /// A grant, or a write without a load.
@@ -351,8 +374,18 @@ impl Index {
                         LatchStep::Missing { asked } => latch.missed.push(asked),
                     }
                 }
+                Event::Tick { job, tick, step } => {
+                    let ticks = index.ticks.entry(job).or_default();
+                    match step {
+                        TurnStep::Began { asked } => {
+                            ticks.begun.push(BegunTick { tick, process, asked, at });
+                        }
+                        TurnStep::Done => ticks.done.push(DoneTick { tick, at }),
+                    }
+                }
             }
         }
+        index.ticks.values_mut().for_each(|ticks| ticks.begun.sort_by_key(|turn| turn.at));
         index.inserts =
             writes.values().filter_map(|write| Some((write.value?, write.clone()))).collect();
         index.writes = writes.into_values().collect();

@@ -27,6 +27,7 @@ mod latches;
 mod recorder;
 mod round;
 mod schedules;
+mod ticks;
 mod worker;
 
 use std::{collections::BTreeMap, time::Duration};

@@ -12,14 +12,14 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::Store,
     cache::{AfterFailure, Batch, EarlyRefresh, Lead, Loaded, LocalTier, Source as From},
-    lock::{Term, Upgrade},
+    lock::{Term, Turn, Upgrade},
 };
 use fastrand::Rng;
 use futures_util::future::join_all;
@@ -34,8 +34,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     history::{
-        Act, Answer, COUNT, Event, Kind, LatchStep, LoadStep, LockStep, PERMITS, Process, Source,
-        Time, Value, Windows, now,
+        Act, Answer, COUNT, Event, JOBS, Kind, LatchStep, LoadStep, LockStep, PERMITS, Process,
+        Source, Time, TurnStep, Value, Windows, now, runs_again,
     },
     recorder::{Log, Recorder},
 };
@@ -521,6 +521,7 @@ impl Worker {
         match rng.u8(0..10) {
             0 => return self.latch(rng).await,
             1 => return self.lead(self.mutex_name(rng), rng).await,
+            2 => return self.job(rng).await,
             _ => {}
         }
         let (name, mut how) = match rng.u8(0..9) {
@@ -612,6 +613,53 @@ impl Worker {
             0 => drop(cut_off(candidate.run(work), rng).await),
             _ => drop(candidate.run(work).await),
         }
+    }
+
+    /// Waits for a turn of a job, and works for a while. Each turn is a hold. Now and then a turn
+    /// ends without a word, as in a crash.
+    async fn job(&self, rng: &mut Rng) {
+        let job = JOBS[rng.usize(0..JOBS.len())];
+        let asked = self.log.now();
+        let Some(turn) = self.turn(job, rng).await else { return };
+        let hold = self.number();
+        let tick = turn.tick().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let tick = u64::try_from(tick.as_micros()).unwrap();
+        let step = |step| Event::Tick { job: job.to_owned(), tick, step };
+        self.log.tell(step(TurnStep::Began { asked }));
+        let name = job.to_owned();
+        let fence = turn.fence();
+        self.log.tell(Event::Locked { hold, name, kind: Kind::Mutex, fence, asked });
+        tokio::select! {
+            () = sleep(Plan::new(rng).takes) => {}
+            () = turn.lost() => lock_step(&self.log, hold, LockStep::Lost),
+        }
+        lock_step(&self.log, hold, LockStep::Unlocking);
+        if rng.u8(0..6) == 0 {
+            return drop(turn);
+        }
+        if turn.done().await.is_ok() {
+            self.log.tell(step(TurnStep::Done));
+            lock_step(&self.log, hold, LockStep::Unlocked(Some(true)));
+        }
+    }
+
+    /// Asks for a turn of a job. Some callers go away at any point of the call, and none waits for
+    /// more than two seconds.
+    async fn turn(&self, job: &str, rng: &mut Rng) -> Option<Turn> {
+        const PERIOD: Duration = Duration::from_millis(100);
+        let lease = self.lease(job);
+        if matches!(job, "j2" | "j3") {
+            let ticks = self.locks.every(job, PERIOD).lease(lease);
+            let mut ticks = if runs_again(job) { ticks.at_least_once() } else { ticks };
+            return patiently(ticks.next(), rng).await?.ok();
+        }
+        // Some processes are late.
+        let period = u64::try_from(PERIOD.as_micros()).unwrap();
+        let tick = (self.log.now() / period).saturating_sub(rng.u64(0..3)) * period;
+        let tick = SystemTime::UNIX_EPOCH + Duration::from_micros(tick);
+        let once = self.locks.once(job, tick).lease(lease);
+        let once = if runs_again(job) { once.at_least_once() } else { once };
+        patiently(once.begin(), rng).await?.ok().flatten()
     }
 
     /// Sets the latch of the hour, counts the latch down, and waits for zero. All workers share one
@@ -799,6 +847,14 @@ async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
     // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
+}
+
+/// Drives a future for two seconds at most. Now and then drops the future earlier.
+async fn patiently<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
+    match rng.u8(0..4) {
+        0 => cut_off(future, rng).await,
+        _ => timeout(Duration::from_secs(2), future).await.ok(),
+    }
 }
 
 async fn polled_at_most<F: Future>(polls: u32, future: F) -> Option<F::Output> {
