@@ -7,6 +7,9 @@ use crate::{
     oracle::{checker::Rule, worker::Workload},
 };
 
+/// A process without a local tier.
+const WITHOUT_TIER: Process = 3;
+
 /// What may go wrong in a schedule, and so which rules hold in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -121,8 +124,8 @@ impl Plan {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let class = Class::ALL[(seed % 5) as usize];
-        let processes = rng.u32(2..=4);
-        let load = workload(&mut rng);
+        let mut processes = rng.u32(2..=4);
+        let mut load = workload(&mut rng);
         let usual_ms = [0, 2, 2, 8][rng.usize(0..4)];
         let late_per_mille = [0, 5, 20][rng.usize(0..3)];
         let longest_ms = [50, 200, 400][rng.usize(0..3)];
@@ -146,7 +149,15 @@ impl Plan {
                 });
             }
         }
-        let mut faults = faults(class, processes, &mut rng);
+        // In some schedules, the process without a local tier gets no answers for longer than it
+        // waits, and remembers values for longer.
+        let has_outages = class != Class::Calm && rng.u8(0..6) == 0;
+        if has_outages {
+            processes = processes.max(WITHOUT_TIER);
+            load.keys = 2;
+            load.error_ms = 2_000;
+        }
+        let mut faults = faults(class, has_outages, processes, &mut rng);
         let is_planned_failover = class == Class::Failovers && rng.u8(0..3) == 0;
         if is_planned_failover {
             faults.retain(|planned| matches!(planned.fault, Fault::FailOver(_)));
@@ -178,7 +189,7 @@ fn workload(rng: &mut Rng) -> Workload {
     }
 }
 
-fn faults(class: Class, processes: u32, rng: &mut Rng) -> Vec<PlannedFault> {
+fn faults(class: Class, has_outages: bool, processes: u32, rng: &mut Rng) -> Vec<PlannedFault> {
     if class == Class::Calm {
         return Vec::new();
     }
@@ -186,6 +197,7 @@ fn faults(class: Class, processes: u32, rng: &mut Rng) -> Vec<PlannedFault> {
     for _ in 0..rng.u32(1..8) {
         let process = rng.u32(1..=processes);
         let fault = match rng.u8(0..20) {
+            _ if has_outages => Fault::Hold(WITHOUT_TIER, rng.u64(260..900)),
             0..6 => Fault::Cut(process),
             6..10 => Fault::Hold(process, rng.u64(1..800)),
             10..13 => Fault::Swallow(process),

@@ -48,7 +48,7 @@ const ROW: usize = 470;
 const MEMORY: usize = 4 << 20;
 /// The number of stripes of a store without a tier. With a tier, each stripe is a channel of the
 /// backend.
-const FEW_STRIPES: usize = 64;
+const FEW_STRIPES: usize = if cfg!(bellwether_sim) { 1 } else { 64 };
 /// The weight of a usual row, by which the store allocates memory at first.
 const USUAL_ROW: usize = 1024;
 
