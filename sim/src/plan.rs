@@ -126,6 +126,16 @@ impl Plan {
         let class = Class::ALL[(seed % 5) as usize];
         let mut processes = rng.u32(2..=4);
         let mut load = workload(&mut rng);
+        let is_planned_failover = class == Class::Failovers && rng.u8(0..3) == 0;
+        // In some schedules, the process without a local tier gets no answers for longer than it
+        // waits, and remembers values for longer.
+        let may_have_outages = class != Class::Calm && !is_planned_failover;
+        let has_outages = may_have_outages && rng.u8(0..6) == 0;
+        if has_outages {
+            processes = processes.max(WITHOUT_TIER);
+            load.keys = 2;
+            load.error_ms = 2_000;
+        }
         let usual_ms = [0, 2, 2, 8][rng.usize(0..4)];
         let late_per_mille = [0, 5, 20][rng.usize(0..3)];
         let longest_ms = [50, 200, 400][rng.usize(0..3)];
@@ -135,6 +145,7 @@ impl Plan {
         for process in 1..=processes {
             for _ in 0..rng.u32(1..=3) {
                 let locks = match uses {
+                    _ if has_outages && process == WITHOUT_TIER => false,
                     0 => false,
                     1 => true,
                     _ => rng.bool(),
@@ -149,16 +160,7 @@ impl Plan {
                 });
             }
         }
-        // In some schedules, the process without a local tier gets no answers for longer than it
-        // waits, and remembers values for longer.
-        let has_outages = class != Class::Calm && rng.u8(0..6) == 0;
-        if has_outages {
-            processes = processes.max(WITHOUT_TIER);
-            load.keys = 2;
-            load.error_ms = 2_000;
-        }
         let mut faults = faults(class, has_outages, processes, &mut rng);
-        let is_planned_failover = class == Class::Failovers && rng.u8(0..3) == 0;
         if is_planned_failover {
             faults.retain(|planned| matches!(planned.fault, Fault::FailOver(_)));
             weather.late_per_mille = 0;
@@ -197,7 +199,7 @@ fn faults(class: Class, has_outages: bool, processes: u32, rng: &mut Rng) -> Vec
     for _ in 0..rng.u32(1..8) {
         let process = rng.u32(1..=processes);
         let fault = match rng.u8(0..20) {
-            _ if has_outages => Fault::Hold(WITHOUT_TIER, rng.u64(260..900)),
+            0..10 if has_outages => Fault::Hold(WITHOUT_TIER, rng.u64(260..1200)),
             0..6 => Fault::Cut(process),
             6..10 => Fault::Hold(process, rng.u64(1..800)),
             10..13 => Fault::Swallow(process),

@@ -60,6 +60,16 @@ pub static ALL: &[Planted] = &[
         replaced: &[("(not last or tick > last or is_same)", "true")],
     },
     Planted {
+        name: "done-tick",
+        what: "a tick that is done is begun again",
+        replaced: &[("step == 'again' and by ~= ''", "step == 'again'")],
+    },
+    Planted {
+        name: "earlier-tick",
+        what: "a tick is begun after a later one",
+        replaced: &[("tick > last", "tick ~= last")],
+    },
+    Planted {
         name: "two-holders",
         what: "a claim is granted beside a reader, a writer or a permit",
         replaced: &[("return (units and out + units - limit or out) <= 0", "return true")],

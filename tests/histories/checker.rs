@@ -21,13 +21,13 @@
 //!   fence.
 //! - [`Rule::NeverBack`]: the fence of a read is not older than the fence of an earlier read,
 //!   unless the value stands in for a failure. Some values may not have been stored, so these are
-//!   no earlier reads: a value that is not to be stored, a value that the store has failed to
-//!   write, a value whose load a refresh superseded, and the value of a load after a deferred write
+//!   no earlier reads: a value that is not to be stored, a value that the store has refused, a
+//!   value whose load a refresh superseded, and the value of a load after a deferred write
 //!   of the same process. Another process may take the stored value for younger than such a value.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value from
-//!   before an expiry is served only in place of a load that failed meanwhile. A read of an entry
-//!   with tags, during which the server loses all its data, may find no end of a tag.
+//!   before an expiry is served only in place of a load that failed meanwhile. A read during which
+//!   the server loses all its data may find no end of a tag.
 //! - [`Rule::Local`]: a copy is not older than an act of the same process that returned before the
 //!   read was asked for. `NeverBack` and `NotBeforeWrite` hold for a copy as of a moment before the
 //!   call, by as much as a local tier may be behind.
@@ -36,8 +36,8 @@
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
 //!   stored. Such a value is not older than a local write. After the process has read an answer of
 //!   the store for the key, no caller that asks later gets a value that was loaded before that
-//!   read. An answer with an older value does not count: a store that refuses writes has not taken
-//!   the loaded one.
+//!   read. While the store refuses writes, an answer with an older value does not count: the store
+//!   has not taken the loaded one.
 //! - [`Rule::Remembered`]: in an outage, a process serves a value of the store within its windows
 //!   only, and only if the value has a stale window. The value is not older than a local insert or
 //!   invalidation, and not older than a value of the store that the process was served before. If
@@ -132,7 +132,7 @@ impl Rule {
     /// Returns whether the rule compares fences.
     #[cfg(bellwether_sim)]
     pub fn is_of_fences(self) -> bool {
-        matches!(self, Self::Fences | Self::StoreGoesOn | Self::NotBeforeWrite)
+        matches!(self, Self::Fences | Self::StoreGoesOn | Self::NotBeforeWrite | Self::Ticks)
     }
 }
 
@@ -192,6 +192,11 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.ticks();
     checker.answered();
     (checker.violations, checker.tally)
+}
+
+/// Returns when each write was asked for, by its key and the time of its answer.
+fn known<'a>(writes: impl Iterator<Item = &'a Write>) -> Known<&'a String, Time> {
+    writes.filter_map(|write| Some((&write.key, write.answered?, write.asked))).collect()
 }
 
 pub struct Checker<'a> {
@@ -389,19 +394,14 @@ impl Checker<'_> {
         self.tally
             .add("writes that may have happened", self.index.writes.len() - done.clone().count());
         // A value that was touched is as good as before, and so is one that is refreshed.
-        let writes: Known<_, _> = done
-            .filter(|write| !matches!(write.act, Act::Touch | Act::Refresh))
-            .filter_map(|write| Some((&write.key, write.answered?, write.asked)))
-            .collect();
+        let ends = done.filter(|write| !matches!(write.act, Act::Touch | Act::Refresh));
+        let writes_of_keys = known(ends.clone().filter(|write| write.tag.is_none()));
+        let writes = known(ends);
 
         for read in &self.index.reads {
             self.tally.add("reads", 1);
             self.origin(read);
             if read.source == Source::Degraded {
-                continue;
-            }
-            if self.may_miss_tag_ends(read) {
-                self.tally.add("reads during a loss of data", 1);
                 continue;
             }
             let as_of = self.as_of(read);
@@ -420,6 +420,9 @@ impl Checker<'_> {
                     self.violated(Rule::NotBeforeWrite, text);
                 }
             }
+            let misses_tag_ends = self.misses_tag_ends(read);
+            self.tally.add("reads during a loss of data", usize::from(misses_tag_ends));
+            let writes = if misses_tag_ends { &writes_of_keys } else { &writes };
             // The same check without a look at fences, which may be wrong themselves.
             if let Some(made) = self.made(read)
                 && let Some(asked) = writes.before(&&read.key, as_of)
@@ -435,12 +438,18 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns whether the store has failed to write the value of a load. Only the callers of that
-    /// load get the value.
+    /// Returns whether the store has refused the value of a load. Only the callers in the process
+    /// of that load get the value.
     fn was_refused(&self, read: &Read, fence: u64) -> bool {
-        read.source == Source::Shared
-            && self.index.store_failed.contains(&(read.key.clone(), fence))
-            && !self.index.is_stored(&read.key, fence)
+        if read.source != Source::Shared || self.index.is_stored(&read.key, fence) {
+            return false;
+        }
+        let mut refused = self.index.refused.iter();
+        refused.any(|refused| {
+            refused.process == read.process
+                && refused.key == read.key
+                && refused.fence == Some(fence)
+        })
     }
 
     /// Returns whether the load of a value was not stored because of a refresh. Its own callers get
@@ -468,11 +477,11 @@ impl Checker<'_> {
         })
     }
 
-    /// Returns whether the server lost the ends of tags after a read was asked for.
-    fn may_miss_tag_ends(&self, read: &Read) -> bool {
-        let has_tags = self.history.windows.is_some_and(|windows| windows.tags);
+    /// Returns whether the server has lost all its data while this read was under way. The read
+    /// asks for the entry first, and then for the ends of its tags.
+    fn misses_tag_ends(&self, read: &Read) -> bool {
         let mut lost = self.history.data_lost.iter();
-        has_tags && lost.any(|lost| read.asked <= *lost && *lost <= read.at)
+        lost.any(|lost| read.asked <= *lost && *lost <= read.at)
     }
 
     /// Returns as of when a read must be right.
@@ -636,9 +645,16 @@ impl Checker<'_> {
                 let hits = hits.get(&of).map(Vec::as_slice).unwrap_or_default();
                 let since = hits.partition_point(|hit| hit.at <= first_answered);
                 let mut before = hits[since..].iter().take_while(|hit| hit.at < read.asked);
+                let refused = self.index.refused.iter().any(|refused| {
+                    refused.process == read.process
+                        && refused.key == read.key
+                        && value.began <= refused.at
+                        && refused.at <= read.at
+                });
+                let loaded = self.made(read).unwrap_or(value.began);
                 let news = before.find(|hit| {
-                    let made = self.made(hit);
-                    hit.asked > first_answered && made.is_none_or(|made| made > value.began)
+                    let is_older = self.made(hit).is_some_and(|stored| stored < loaded);
+                    hit.asked > first_answered && !(refused && is_older)
                 });
                 if let Some(news) = news {
                     self.violated(Rule::Degraded, format!("{read:?} after {news:?}"));

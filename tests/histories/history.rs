@@ -61,8 +61,8 @@ pub enum Event {
     TagEnded { tag: String, expires: bool, sent: Time },
     // The backend has written a loaded value under a fence.
     Stored { key: String, fence: u64, sent: Time },
-    // The backend has refused to write a loaded value, or has not answered.
-    StoreFailed { key: String, fence: u64 },
+    // The backend has refused a claim, or a loaded value under this fence.
+    Refused { key: String, fence: Option<u64> },
     // The backend has noted a failed load, after which no process loads for a time.
     BackedOff { key: String, wait: Time, sent: Time },
     // A value was seen under a fence for the first time in this process.
@@ -76,7 +76,7 @@ pub enum Event {
     Latch { name: String, step: LatchStep },
 
     // The step of a turn of a job, for the tick at so many microseconds since 1970.
-    Tick { job: String, tick: u64, step: TurnStep },
+    Turn { job: String, tick: u64, fence: u64, step: TurnStep },
 
     // All callers have answers. `stats` says how much work there was.
     Done { stats: String },
@@ -132,8 +132,8 @@ pub enum LatchStep {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum TurnStep {
-    // A caller that asked at `asked` has the turn.
-    Began { asked: Time },
+    // A caller has the turn.
+    Began,
     // The server has noted that the tick is done.
     Done,
 }

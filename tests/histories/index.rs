@@ -20,12 +20,12 @@ pub struct Index {
     pub holds: Vec<Hold>,
     pub latches: HashMap<String, Latch>,
     /// The turns of each job.
-    pub ticks: HashMap<String, Ticks>,
+    pub turns: HashMap<String, Turns>,
     /// The grants and writes that took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
-    /// The fences of the loads whose values a backend has failed to write.
-    pub store_failed: HashSet<(String, u64)>,
+    /// The claims and the loaded values that a backend has refused.
+    pub refused: Vec<Refused>,
     /// The fences of inserts.
     pub inserted: HashSet<(String, u64)>,
     /// What ended values.
@@ -172,24 +172,27 @@ pub struct Latch {
     pub missed: Vec<Time>,
 }
 
-/// The turns of a job, in the order in which they began.
+/// The turns of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Ticks {
-    pub begun: Vec<BegunTick>,
-    pub done: Vec<DoneTick>,
+pub struct Turns {
+    pub begun: Vec<BegunTurn>,
+    /// The fences of the turns that are done.
+    pub done: HashSet<u64>,
 }
 
 #[derive(Clone, Debug)]
-pub struct BegunTick {
+pub struct BegunTurn {
+    pub fence: u64,
     pub tick: u64,
+}
+
+/// A claim that a backend has refused, or a loaded value.
+#[derive(Clone, Debug)]
+pub struct Refused {
     pub process: Process,
-    pub asked: Time,
-    pub at: Time,
-}
-
-#[derive(Clone, Debug)]
-pub struct DoneTick {
-    pub tick: u64,
+    pub key: String,
+    /// The fence of the loaded value.
+    pub fence: Option<u64>,
     pub at: Time,
 }
 
@@ -335,8 +338,8 @@ impl Index {
                     index.renewed(&key, fence, at);
                     index.stored.push(Stored { key, fence, sent, answered: at });
                 }
-                Event::StoreFailed { key, fence } => {
-                    index.store_failed.insert((key, fence));
+                Event::Refused { key, fence } => {
+                    index.refused.push(Refused { process, key, fence, at });
                 }
                 Event::BackedOff { key, wait, sent } => {
                     index.backed_off.push(BackedOff { key, wait, sent, answered: at });
@@ -374,18 +377,16 @@ impl Index {
                         LatchStep::Missing { asked } => latch.missed.push(asked),
                     }
                 }
-                Event::Tick { job, tick, step } => {
-                    let ticks = index.ticks.entry(job).or_default();
+                Event::Turn { job, tick, fence, step } => {
+                    let turns = index.turns.entry(job).or_default();
                     match step {
-                        TurnStep::Began { asked } => {
-                            ticks.begun.push(BegunTick { tick, process, asked, at });
-                        }
-                        TurnStep::Done => ticks.done.push(DoneTick { tick, at }),
+                        TurnStep::Began => turns.begun.push(BegunTurn { fence, tick }),
+                        TurnStep::Done => drop(turns.done.insert(fence)),
                     }
                 }
             }
         }
-        index.ticks.values_mut().for_each(|ticks| ticks.begun.sort_by_key(|turn| turn.at));
+        index.turns.values_mut().for_each(|turns| turns.begun.sort_by_key(|turn| turn.fence));
         index.inserts =
             writes.values().filter_map(|write| Some((write.value?, write.clone()))).collect();
         index.writes = writes.into_values().collect();

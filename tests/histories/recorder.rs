@@ -8,7 +8,7 @@ use std::{
 
 use bellwether::{
     backend::{Claim, Claimed, Committed, Edit, Entry, Grant, Store, TagEnd},
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
 };
 use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
@@ -131,12 +131,16 @@ impl Recorder {
         }
     }
 
-    fn record_failure(&self, operation: &Operation) {
-        if let Operation::Commit { claim, grant, .. } = operation {
-            let key = key(&claim.name);
-            let fence = grant.fence();
-            self.log.tell(Event::StoreFailed { key, fence });
+    fn record_failure(&self, operation: &Operation, error: &BackendError) {
+        if error.kind() != BackendErrorKind::Refused {
+            return;
         }
+        let (claim, fence) = match operation {
+            Operation::Commit { claim, grant, .. } => (claim, Some(grant.fence())),
+            Operation::Claim { claim, .. } => (claim, None),
+            _ => return,
+        };
+        self.log.tell(Event::Refused { key: key(&claim.name), fence });
     }
 
     fn granted(&self, family: Family, claim: &Claim, grant: &Grant, sent: Time) {
@@ -163,7 +167,7 @@ impl<B: Store> Hook<B> for Recorder {
         let answer = operation.perform(backend).await;
         match &answer {
             Ok(answer) => self.record(&operation, answer, sent),
-            Err(_) => self.record_failure(&operation),
+            Err(error) => self.record_failure(&operation, error),
         }
         answer
     }

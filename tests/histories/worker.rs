@@ -622,12 +622,12 @@ impl Worker {
         let asked = self.log.now();
         let Some(turn) = self.turn(job, rng).await else { return };
         let hold = self.number();
+        let fence = turn.fence();
         let tick = turn.tick().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         let tick = u64::try_from(tick.as_micros()).unwrap();
-        let step = |step| Event::Tick { job: job.to_owned(), tick, step };
-        self.log.tell(step(TurnStep::Began { asked }));
+        let step = |step| Event::Turn { job: job.to_owned(), tick, fence, step };
+        self.log.tell(step(TurnStep::Began));
         let name = job.to_owned();
-        let fence = turn.fence();
         self.log.tell(Event::Locked { hold, name, kind: Kind::Mutex, fence, asked });
         tokio::select! {
             () = sleep(Plan::new(rng).takes) => {}
@@ -637,10 +637,15 @@ impl Worker {
         if rng.u8(0..6) == 0 {
             return drop(turn);
         }
-        if turn.done().await.is_ok() {
-            self.log.tell(step(TurnStep::Done));
-            lock_step(&self.log, hold, LockStep::Unlocked(Some(true)));
-        }
+        let held = match turn.done().await {
+            Ok(()) => {
+                self.log.tell(step(TurnStep::Done));
+                Some(true)
+            }
+            Err(error) if error.kind() == ErrorKind::Lost => Some(false),
+            Err(_) => None,
+        };
+        lock_step(&self.log, hold, LockStep::Unlocked(held));
     }
 
     /// Asks for a turn of a job. Some callers go away at any point of the call, and none waits for
@@ -651,7 +656,7 @@ impl Worker {
         if matches!(job, "j2" | "j3") {
             let ticks = self.locks.every(job, PERIOD).lease(lease);
             let mut ticks = if runs_again(job) { ticks.at_least_once() } else { ticks };
-            return patiently(ticks.next(), rng).await?.ok();
+            return begun(patiently(ticks.next(), rng).await?);
         }
         // Some processes are late.
         let period = u64::try_from(PERIOD.as_micros()).unwrap();
@@ -659,7 +664,7 @@ impl Worker {
         let tick = SystemTime::UNIX_EPOCH + Duration::from_micros(tick);
         let once = self.locks.once(job, tick).lease(lease);
         let once = if runs_again(job) { once.at_least_once() } else { once };
-        patiently(once.begin(), rng).await?.ok().flatten()
+        begun(patiently(once.begin(), rng).await?).flatten()
     }
 
     /// Sets the latch of the hour, counts the latch down, and waits for zero. All workers share one
@@ -847,6 +852,19 @@ async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
     // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
+}
+
+/// Returns what a job has begun. No error is expected but those of the server and of the lease.
+fn begun<T>(answer: Result<T, Error>) -> Option<T> {
+    let is_expected =
+        |kind| matches!(kind, ErrorKind::Backend | ErrorKind::Lost | ErrorKind::NotAcquired);
+    match answer {
+        Ok(begun) => Some(begun),
+        Err(error) => {
+            assert!(is_expected(error.kind()), "{error:?}");
+            None
+        }
+    }
 }
 
 /// Drives a future for two seconds at most. Now and then drops the future earlier.

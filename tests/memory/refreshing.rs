@@ -73,14 +73,19 @@ impl Hook<MemoryBackend> for LosesFences {
     }
 }
 
+/// Returns a cache, and two whose refreshes lose their fences, over one backend.
+fn with_lost_fences() -> [Cache<u64>; 3] {
+    let inner = MemoryBackend::new();
+    let loses = Interceptor { inner: inner.clone(), hook: LosesFences };
+    let builders = [builder(inner), builder(loses.clone()), builder(loses)];
+    builders.map(|builder| kept(builder).build().unwrap())
+}
+
 /// The fence of the refresh is lost, so the load from before the refresh stores its value, and
 /// pushes the value to the refresh.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_whose_fence_is_lost_takes_no_value_from_before_it() {
-    let backend = MemoryBackend::new();
-    let early = kept(builder(backend.clone())).build().unwrap();
-    let loses = Interceptor { inner: backend, hook: LosesFences };
-    let late = kept(builder(loses)).build().unwrap();
+    let [early, late, _] = with_lost_fences();
     let origin = Origin::new(LOAD);
     let loading = spawn(early.request("k").load(origin.loader()));
     sleep(LOAD / 2).await;
@@ -88,6 +93,32 @@ async fn a_refresh_whose_fence_is_lost_takes_no_value_from_before_it() {
     assert_eq!(served(&refreshed), (2, Source::Led));
     assert_eq!(served(&loading.await.unwrap().unwrap()), (1, Source::Led));
     assert_eq!(early.get("k").await.unwrap(), Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_fence_is_lost_gets_no_failure_from_before_it() {
+    let [early, late, _] = with_lost_fences();
+    let broken = Origin::new(LOAD);
+    broken.fails(true);
+    let loading = spawn(early.request("k").load(broken.loader()));
+    sleep(LOAD / 2).await;
+    let origin = Origin::new(LOAD);
+    let refreshed = late.request("k").refresh(origin.loader()).await.unwrap();
+    assert_eq!(served(&refreshed), (1, Source::Led));
+    assert_eq!(loading.await.unwrap().unwrap_err().kind(), ErrorKind::Load);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refreshes_at_once_whose_fences_are_lost_all_end() {
+    let [early, one, other] = with_lost_fences();
+    let origin = Origin::new(LOAD);
+    let loading = spawn(early.request("k").load(origin.loader()));
+    sleep(LOAD / 2).await;
+    let refreshes = [one, other].map(|cache| spawn(cache.request("k").refresh(origin.loader())));
+    for refreshed in all(refreshes).await {
+        assert!(refreshed.unwrap().value > 1);
+    }
+    assert_eq!(loading.await.unwrap().unwrap().value, 1);
 }
 
 /// Also a refresh in the background, and one that another caller has asked for.

@@ -346,12 +346,11 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             core.local.drop_copy(key);
         }
         match change {
-            // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if entry.fence >= self.met => self.received(entry).await,
-            Change::Announced(announced) if announced.fence >= self.met => {
+            Change::Entry(entry) if !self.is_late(entry.fence) => self.received(entry).await,
+            Change::Announced(announced) if !self.is_late(announced.fence) => {
                 self.fetch(&announced, left).await
             }
-            Change::Failed(failure) if failure.fence() >= self.met => {
+            Change::Failed(failure) if !self.is_late(failure.fence()) => {
                 Break(Step::Land(FlightEnd::failed(core.loads.failures.of_another(failure))))
             }
             // The load that was in the way made nothing for other callers. Their patience is
@@ -361,6 +360,13 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
             }
             _ => Continue(()),
         }
+    }
+
+    /// Returns whether a push is late. A push that is older than the present holder is late or
+    /// doubled. For a refresh, a push under a fence that the run has seen is late, too: if a
+    /// failover has lost the fence of the refresh, such a load may have begun before the refresh.
+    fn is_late(&self, fence: u64) -> bool {
+        fence < self.met || (self.run.wants_new() && fence <= self.seen)
     }
 
     fn waits_once(&self) -> bool {
@@ -392,10 +398,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, V> {
     async fn received(&mut self, entry: Entry) -> ClaimFlow<V, ()> {
         let AskedKey { core, key, name, .. } = &self.run.asked;
         let options = &self.run.asked.options;
-        // Such an entry is from before the refresh, and a failover has lost the refresh's fence.
-        if self.run.wants_new() && entry.fence <= self.seen {
-            return Continue(());
-        }
         let is_uncacheable = entry.kind == EntryKind::Uncacheable;
         if is_uncacheable && options.sharing.claims_uncacheable {
             return Break(Step::Land(FlightEnd::alone(Alone::Uncacheable)));
