@@ -20,7 +20,8 @@ use tokio::{
 };
 
 use super::{
-    Change, Claim, HANDOVER_LIFE, HandedHold, Handover, Holders, Mode, Owner, ProcessId, Tap,
+    Change, Claim, HANDOVER_LIFE, HandedHold, Handover, Holders, LOCK_FENCE_LIFE, Mode, Owner,
+    ProcessId, Tap,
 };
 use crate::{
     key::Name,
@@ -165,7 +166,9 @@ impl Channels {
             return;
         }
         let name = Name::of_lock(topic);
-        first.orphaned(Claim::with_owner(handover.owner, name, mode, HANDOVER_LIFE, HANDOVER_LIFE));
+        let lease = HANDOVER_LIFE;
+        let claim = Claim::with_owner(handover.owner, name, mode, lease, LOCK_FENCE_LIFE);
+        first.orphaned(claim);
     }
 
     /// Registers a waiter whose changes come through some channels of a server.

@@ -117,6 +117,9 @@ pub const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 /// died or stands still delays the claims behind its entry for this time.
 pub const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
+/// How long the fences of a lock grow even if the clock of the server is set back.
+pub(crate) const LOCK_FENCE_LIFE: Duration = Duration::from_secs(86_400);
+
 /// A request to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
 /// time. A claim may be sent again, because a backend recognises a granted claim by its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -80,7 +80,7 @@ pub use self::{
 };
 
 pub(crate) use self::{
-    claim::Need,
+    claim::{LOCK_FENCE_LIFE, Need},
     local_tier::{STRIPES, stripe_of},
     tags::{TAG_LIFE, TAGGED_LIFE},
 };

@@ -6,11 +6,11 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::{
-    space::{FENCE_LIFE, LockSpace},
+    space::LockSpace,
     traits::{Inspected, Renewed},
 };
 use crate::{
-    backend::{Claim, Holding, Mode},
+    backend::{Claim, Holding, LOCK_FENCE_LIFE, Mode},
     error::{Chain, Error, ErrorKind},
     key::{Key, Name},
     lease::{AcquireTerms, LeaseGuard, RetryStrategy, Upkeep},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
-const LONGEST_LEASE: Duration = FENCE_LIFE;
+const LONGEST_LEASE: Duration = LOCK_FENCE_LIFE;
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long a caller whose wait is over waits for the label of the holder.

@@ -5,14 +5,11 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::{
-    backend::{Claim, Leases, Mode, Owner, Store},
+    backend::{Claim, LOCK_FENCE_LIFE, Leases, Mode, Owner, Store},
     error::Error,
     key::{Family, Key, Name, Namespace},
     lease::{Engine, Retry, RetryStrategy},
 };
-
-/// How long fences grow even if the clock of the server is set back.
-pub(super) const FENCE_LIFE: Duration = Duration::from_secs(86_400);
 
 /// The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
 #[derive(Clone)]
@@ -52,7 +49,7 @@ impl LockSpace {
 
     /// Returns a claim that waits, with the label of this process.
     pub(super) fn claim(&self, owner: Owner, name: Name, mode: Mode, lease: Duration) -> Claim {
-        let claim = Claim::with_owner(owner, name, mode, lease, FENCE_LIFE);
+        let claim = Claim::with_owner(owner, name, mode, lease, LOCK_FENCE_LIFE);
         Claim { label: self.label.clone(), ..claim }
     }
 

@@ -169,6 +169,33 @@ async fn a_handover_to_a_caller_that_has_left_is_released_at_once() {
     assert_eq!(held.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
+/// The release grants the lock to the next waiter. The fences grow for a day all the same, also if
+/// the clock is set back after that.
+#[tokio::test]
+async fn a_release_for_a_caller_that_has_left_keeps_the_fence_for_a_day() {
+    let server = RedisServer::start().await;
+    let [here, there] =
+        [(); 2].map(|()| Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether"));
+    let (mut pushed, held, owner) = pushed_to(&server, &here).await;
+    let left = format!("{}0000000000000000", &owner[..16]);
+    let waiting = tokio::spawn(async move {
+        let next = there.mutex("k").wait_limit(LIMIT).lock().await.unwrap();
+        // Before the first renewal.
+        next.unlock().await.unwrap();
+    });
+    let queued = comes_true(LIMIT, async || {
+        pushed.raw.run::<u32>(&["ZCARD", "bellwether:l:{k}:q"]).await == 1
+    });
+    assert!(queued.await);
+    let lease = format!("{left}:0000000000000007");
+    pushed.raw.run::<()>(&["SET", "bellwether:l:{k}:l", &lease, "PX", "60000"]).await;
+    assert_eq!(pushed.hand_over(&left).await, 1);
+    waiting.await.unwrap();
+    let life: u64 = pushed.raw.run(&["PTTL", "bellwether:l:{k}:f"]).await;
+    assert!(life > 3_600_000, "{life} ms");
+    assert_eq!(held.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
 /// A push that comes behind the answer that granted finds its owner known, while its guard lives.
 #[tokio::test]
 async fn a_late_push_of_a_grant_releases_nothing() {
