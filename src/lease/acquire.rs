@@ -265,6 +265,9 @@ impl Engine {
                     // The lease was not passed on, and another process may wait.
                     if !acquisition.is_granted() && slot.changes.is_some() {
                         Box::pin(sleep(GIVE_WAY)).await;
+                    }
+                    // The slot may have been given to this caller long before this poll.
+                    if !acquisition.has_lease() {
                         slot.note_request();
                     }
                     return Ok(self.contender(acquisition, upkeep, Some(slot)));

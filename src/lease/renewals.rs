@@ -6,7 +6,7 @@
 //! is repeated while the lease can still be held: only a refusal or the deadline is a loss.
 //!
 //! With each new connection, all leases that are not fixed are renewed at once, because a new
-//! master may lack some leases.
+//! master may lack some leases. So is a lease whose grant is read late, after a new connection.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So the deadline passes here before the lease ends at the server.
@@ -21,7 +21,7 @@ use std::{
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
-    sync::{Notify, Semaphore},
+    sync::{Notify, Semaphore, watch},
     time::{Instant, sleep_until},
 };
 use tracing::debug;
@@ -41,6 +41,8 @@ use crate::{
 const CHUNKS: usize = 4;
 /// How long the task stays when no lease is held any more.
 const LINGER: Duration = Duration::from_millis(250);
+/// How long after its question a grant is read late.
+const READ_LATE: Duration = Duration::from_millis(20);
 /// How many leases are checked under one lock of the schedule, for which other callers wait.
 const MOST_CHECKED: usize = 2 * RENEWAL_BATCH;
 
@@ -58,20 +60,29 @@ pub(crate) struct Renewals {
     outlasted: AtomicU32,
 }
 
-#[derive(Default)]
 struct Schedule {
     /// The held leases, each at the time of its next check: a renewal, or its deadline.
     held: BTreeMap<(Instant, Owner), Arc<Lease>>,
     /// When the task checks next, or ends. `None` without a task.
     next_check: Option<Instant>,
+    /// Changes with each new connection.
+    connections: watch::Receiver<()>,
+    /// When the last new connection was noticed.
+    connected_at: Option<Instant>,
 }
 
 impl Renewals {
     pub(super) fn new(backend: Arc<dyn Leases>, counters: Arc<LockCounters>) -> Arc<Self> {
+        let schedule = Schedule {
+            held: BTreeMap::new(),
+            next_check: None,
+            connections: backend.new_connections(),
+            connected_at: None,
+        };
         Arc::new(Self {
             backend,
             counters,
-            schedule: Mutex::default(),
+            schedule: Mutex::new(schedule),
             chunks: Shards::default(),
             earlier: Notify::new(),
             meter: Meter::default(),
@@ -96,8 +107,11 @@ impl Renewals {
         let lease = Lease::new(acquisition, upkeep, slot, self.counters.clone())?;
         let lease = Arc::new(lease);
         self.counters.acquired.add();
-        let check = lease.first_check();
+        let mut check = lease.first_check();
         let mut schedule = lock(&self.schedule);
+        if schedule.may_lack(&lease) {
+            check = Instant::now();
+        }
         schedule.insert(check, lease.clone());
         match schedule.next_check {
             None => {
@@ -256,6 +270,21 @@ impl Renewals {
 }
 
 impl Schedule {
+    /// Returns whether the server may lack a lease that begins to be held: the caller has read the
+    /// grant late, and there has been a new connection since the question.
+    fn may_lack(&mut self, lease: &Lease) -> bool {
+        self.note_connection();
+        let since = lease.granted.since;
+        since.elapsed() > READ_LATE && self.connected_at.is_some_and(|at| at > since)
+    }
+
+    fn note_connection(&mut self) {
+        if self.connections.has_changed().unwrap_or(false) {
+            self.connections.mark_unchanged();
+            self.connected_at = Some(Instant::now());
+        }
+    }
+
     /// Sets the next check of a held lease.
     fn insert(&mut self, at: Instant, lease: Arc<Lease>) {
         lock(&lease.times).timer = at;
@@ -344,7 +373,9 @@ impl RenewalTask {
                     if crate::sim::is_planted("slow-after-failover") {
                         continue;
                     }
-                    lock(&renewals.schedule).renew_all();
+                    let mut schedule = lock(&renewals.schedule);
+                    schedule.note_connection();
+                    schedule.renew_all();
                 }
             }
         }

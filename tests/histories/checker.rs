@@ -484,6 +484,11 @@ impl Checker<'_> {
         lost.any(|lost| read.asked <= *lost && *lost <= read.at)
     }
 
+    /// Returns whether a read misses a write, because the write is the end of a tag.
+    fn misses_end(&self, read: &Read, write: &Write) -> bool {
+        write.tag.is_some() && self.misses_tag_ends(read)
+    }
+
     /// Returns as of when a read must be right.
     fn as_of(&self, read: &Read) -> Time {
         let behind = match read.source {
@@ -503,6 +508,7 @@ impl Checker<'_> {
                 && !matches!(write.act, Act::Touch | Act::Refresh)
                 && write.asked > made
                 && write.answered.is_some_and(|answered| answered < read.asked)
+                && !self.misses_end(read, write)
         });
         if let Some(write) = newer.filter(|_| !self.stands_in(read, made)) {
             let text = format!("{read:?} after {write:?}");
@@ -765,7 +771,7 @@ impl Checker<'_> {
                 // The value may be one that the process remembers.
                 let is_kept = matches!(read.source, Source::Stale | Source::Degraded);
                 let stands_in = write.act == Act::Expire && is_kept && self.may_be_old(read);
-                if is_older && !stands_in {
+                if is_older && !stands_in && !self.misses_end(read, write) {
                     let text = format!("{read:?} after {write:?}");
                     self.violations.push(Violation { rule: Rule::Deferred, text });
                 }

@@ -10,6 +10,7 @@ use bellwether::{
     lock::{MutexGuard, PermitId, Upgrade},
     testing::{Answer, Hook, Interceptor, Operation},
 };
+use futures_util::poll;
 use testkit::handover_life;
 use tokio::task::JoinSet;
 
@@ -672,6 +673,32 @@ async fn callers_behind_a_claim_that_waits_for_a_permit_do_not_contend() {
         next.await.unwrap().unlock().await.unwrap();
     }
     drop(all(fill).await);
+}
+
+/// A caller was given the slot of its process, and its future was polled late. The caller behind it
+/// must not contend while the request of the first may still be answered.
+#[tokio::test(start_paused = true)]
+async fn the_time_for_an_answer_counts_from_the_request() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone(), "bellwether");
+    let held = locks.mutex("k").lock().await.unwrap();
+    let mutex = locks.mutex("k").retry(Retry::on_demand().try_limit(SECOND));
+    let mut first = Box::pin(mutex.lock());
+    assert!(poll!(&mut first).is_pending());
+    let next = mutex.clone();
+    let behind = spawn(async move { next.lock().await });
+    sleep(MS).await;
+    // After the time in which a process passes a lock on to its own callers.
+    sleep(60 * MS).await;
+    held.unlock().await.unwrap();
+    sleep(600 * MS).await;
+    let before = faulty.count(Op::Acquire);
+    faulty.plan(|op| (op == Op::Acquire).then_some(Fault::Late(500 * MS)));
+    let guard = first.await.unwrap();
+    sleep(1_000 * MS).await;
+    assert_eq!(faulty.count(Op::Acquire) - before, 1, "two callers of one process contend");
+    guard.unlock().await.unwrap();
+    drop(behind.await.unwrap().unwrap());
 }
 
 /// The acquisition was answered, so no grant can come after the release. A release without an

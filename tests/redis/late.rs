@@ -1,8 +1,9 @@
 //! Callers that are polled late, or whose runtime is gone.
 
-use std::thread;
+use std::{pin::pin, thread};
 
 use bellwether::lock::{ReadGuard, SemaphorePermit, WriteGuard};
+use futures_util::poll;
 use tokio::{runtime::Runtime, task::yield_now};
 
 use crate::prelude::*;
@@ -44,6 +45,31 @@ async fn a_caller_that_is_polled_late_gets_a_free_lock() {
     let _held = locked("several", several.lock()).await;
     let permits = locks.permits("permits", 1).wait_limit(limit);
     let _id = locked("permits", permits.acquire()).await;
+}
+
+/// The server lost the lease before the caller read the grant, as in a failover. The holder learned
+/// of it with the first renewal, a third of the lease later.
+#[tokio::test]
+async fn a_lease_that_was_lost_before_its_grant_is_read_is_reported_soon() {
+    let server = RedisServer::start().await;
+    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap(), "bellwether");
+    let mut raw = server.raw().await;
+    let other = locks.mutex("other");
+    other.lock().await.unwrap().unlock().await.unwrap();
+    let mutex = locks.mutex("k").lease(30_000 * MS);
+    let mut locking = pin!(mutex.lock());
+    assert!(poll!(&mut locking).is_pending());
+    // The answers come in order, so the grant has come by now.
+    other.lock().await.unwrap().unlock().await.unwrap();
+    let keys: Vec<String> = raw.keys("*{k}:l").await;
+    assert_eq!(keys.len(), 1, "the lock is not granted");
+    raw.run::<()>(&["FLUSHALL"]).await;
+    raw.kill_clients("normal").await;
+    // A grant is read late after 20 ms.
+    sleep(30 * MS).await;
+    other.lock().await.unwrap().unlock().await.unwrap();
+    let guard = locking.await.unwrap();
+    timeout(3_000 * MS, guard.lost()).await.expect("the loss is not reported soon");
 }
 
 /// The loop of tries did not look at the limit while the caller was polled late.
