@@ -99,6 +99,9 @@ pub const MILLISECOND: Time = 1_000;
 /// lease is answered. Its process must run for so long.
 const RELEASE: Time = 1_000_000;
 
+/// The longest time from the refusal of a claim to the beginning of the load without a lease.
+const AFTER_REFUSAL: Time = 1_000_000;
+
 /// The time for which a flight that a write has put aside may still wait for another process,
 /// before it loads.
 const WAIT: Time = 10_000_000;
@@ -654,7 +657,7 @@ impl Checker<'_> {
                 let refused = self.index.refused.iter().any(|refused| {
                     refused.process == read.process
                         && refused.key == read.key
-                        && value.began <= refused.at
+                        && value.began <= refused.at + AFTER_REFUSAL
                         && refused.at <= read.at
                 });
                 let loaded = self.made(read).unwrap_or(value.began);
