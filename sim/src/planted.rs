@@ -20,13 +20,10 @@ pub static ALL: &[Planted] = &[
         replaced: &[
             (
                 concat!(
-                    "if type(value) == 'string' and string.find(value, owner, 1, true) == 1\n",
-                    "    and redis.call('EXISTS', queue, deadlines) == 0 then",
+                    "if type(value) == 'string' and string.find(value, owner, 1, true) == 1 then\n",
+                    "    others =",
                 ),
-                concat!(
-                    "if type(value) == 'string'\n",
-                    "    and redis.call('EXISTS', queue, deadlines) == 0 then",
-                ),
+                "if type(value) == 'string' then\n    others =",
             ),
             (
                 concat!(
@@ -185,7 +182,10 @@ pub static ALL: &[Planted] = &[
     Planted {
         name: "handed-over-twice",
         what: "a lease is handed over to a waiter that stays in the queue",
-        replaced: &[("if gone[1] then redis.call('ZREM', queue, unpack(gone)) end", "")],
+        replaced: &[
+            ("if gone[1] then redis.call('ZREM', queue, unpack(gone)) end", ""),
+            ("redis.call('ZREM', queue, first, own)", "redis.call('ZREM', queue, own)"),
+        ],
     },
     Planted {
         name: "revived-hold",
